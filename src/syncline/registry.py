@@ -1,0 +1,50 @@
+"""An open registry: a decorator over a dict, plus entry points of installed packages."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from syncline.errors import UsageError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to things of one kind. Other packages add theirs under the entry-point group `syncline.<kind>`."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: dict[str, T] = {}
+        self._searched = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that files its object under `name`; a name can be taken once."""
+
+        def add(item: T) -> T:
+            if name in self._items:
+                raise UsageError(f"{self.kind} '{name}' is registered twice: choose another name")
+            self._items[name] = item
+            return item
+
+        return add
+
+    def get(self, name: str) -> T:
+        """The object called `name`, or an error that lists the names and the nearest one."""
+        if name not in self._items:
+            self._load_entry_points()
+        if name not in self._items:
+            raise unknown(self.kind, name, self._items)
+        return self._items[name]
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._load_entry_points()
+        return sorted(self._items)
+
+    def _load_entry_points(self) -> None:
+        if self._searched:
+            return
+        self._searched = True
+        for point in entry_points(group=f"syncline.{self.kind}"):
+            if point.name not in self._items:
+                self._items[point.name] = point.load()

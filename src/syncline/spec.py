@@ -1,0 +1,188 @@
+"""The one small language for codecs, strategies, models and optimizers: `name(arg=value) | name`.
+
+>>> parse("topk(0.01) | int8")
+(Call(name='topk', args=(0.01,), kwargs={}), Call(name='int8', args=(), kwargs={}))
+>>> str(parse_one("syncline(powersgd(rank=4) | bf16)"))
+'syncline(powersgd(rank=4) | bf16)'
+>>> split("ddp,syncline(powersgd(rank=4, warm=true))")
+['ddp', 'syncline(powersgd(rank=4, warm=true))']
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncline.errors import UsageError
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?(?![\w.]))"
+    r"|(?P<name>[A-Za-z_/][\w./:-]*)"
+    r"|(?P<string>\"[^\"]*\"|'[^']*')"
+    r"|(?P<mark>[()|,=]))"
+)
+_WORDS = {"true": True, "false": False, "none": None}
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One `name(args)` of a spec. A bare word as a value stays a string; a nested call or chain a tuple of calls."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]
+        return f"{self.name}({', '.join(parts)})" if parts else self.name
+
+
+def parse(text: str) -> tuple[Call, ...]:
+    """The calls of a chain, left to right."""
+    parser = _Parser(text)
+    chain = parser.chain(depth=0)
+    parser.end()
+    return chain
+
+
+def parse_one(text: str) -> Call:
+    """The single call of a spec that may not be a chain (a strategy, a model, an optimizer)."""
+    chain = parse(text)
+    if len(chain) != 1:
+        raise UsageError(f"'{text}' is a chain: one name is expected here, without '|'")
+    return chain[0]
+
+
+def show(chain: tuple[Call, ...]) -> str:
+    """The canonical text of a chain; `parse(show(c)) == c`."""
+    return " | ".join(map(str, chain))
+
+
+def split(text: str) -> list[str]:
+    """Split a comma list of specs; commas inside parentheses or quotes do not split."""
+    parts, depth, quote, current = [], 0, "", ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        if char == "," and depth == 0 and not quote:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    parts.append(current.strip())
+    return [part for part in parts if part]
+
+
+def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) -> Any:
+    """Call `function(*lead, *call.args, **call.kwargs, **extra)`; arguments that do not fit are a `UsageError`."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*lead, *call.args, **call.kwargs, **extra)
+    except TypeError as error:
+        skip = len(lead)
+        legal = [p for p in list(signature.parameters.values())[skip:] if p.name not in extra]
+        takes = ", ".join(str(p).split(":")[0] + _default(p) for p in legal) or "no arguments"
+        raise UsageError(f"'{call}': {error}; {call.name} takes ({takes})") from None
+    return function(*lead, *call.args, **call.kwargs, **extra)
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is inspect.Parameter.empty else f"={parameter.default}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return show(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_/][\w./:-]*", value):
+        return f'"{value}"'
+    return str(value)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[tuple[str, str]] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self.error(f"unexpected '{text[position:].strip()[0]}'")
+            kind = match.lastgroup
+            assert kind is not None
+            self.tokens.append((kind, match.group(kind)))
+            position = match.end()
+        self.at = 0
+
+    def error(self, why: str) -> UsageError:
+        return UsageError(f"cannot read '{self.text}': {why}; write name(arg=value), chained with '|'")
+
+    def peek(self) -> tuple[str, str]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
+
+    def take(self, mark: str) -> bool:
+        if self.peek() == ("mark", mark):
+            self.at += 1
+            return True
+        return False
+
+    def end(self) -> None:
+        if self.peek()[0] != "end":
+            raise self.error(f"unexpected '{self.peek()[1]}'")
+
+    def chain(self, depth: int) -> tuple[Call, ...]:
+        if depth > _MAX_DEPTH:
+            raise self.error("nested too deeply")
+        calls = [self.call(depth)]
+        while self.take("|"):
+            calls.append(self.call(depth))
+        return tuple(calls)
+
+    def call(self, depth: int) -> Call:
+        kind, name = self.peek()
+        if kind != "name":
+            raise self.error(f"a name is expected, not '{name}'")
+        self.at += 1
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        if self.take("(") and not self.take(")"):
+            while True:
+                self.argument(args, kwargs, depth)
+                if self.take(")"):
+                    break
+                if not self.take(","):
+                    raise self.error(f"',' or ')' is expected, not '{self.peek()[1]}'")
+        return Call(name, tuple(args), kwargs)
+
+    def argument(self, args: list[Any], kwargs: dict[str, Any], depth: int) -> None:
+        kind, word = self.peek()
+        following = self.tokens[self.at + 1 : self.at + 2]
+        if kind == "name" and following == [("mark", "=")]:
+            self.at += 2
+            if word in kwargs:
+                raise self.error(f"'{word}' is given twice")
+            kwargs[word] = self.value(depth)
+        elif kwargs:
+            raise self.error("a positional argument follows a named one")
+        else:
+            args.append(self.value(depth))
+
+    def value(self, depth: int) -> Any:
+        kind, word = self.peek()
+        if kind == "number":
+            self.at += 1
+            return int(word) if re.fullmatch(r"[+-]?\d+", word) else float(word)
+        if kind == "string":
+            self.at += 1
+            return word[1:-1]
+        chain = self.chain(depth + 1)
+        if len(chain) == 1 and not chain[0].args and not chain[0].kwargs and "(" not in word:
+            return _WORDS.get(chain[0].name.lower(), chain[0].name)
+        return chain
