@@ -1,0 +1,138 @@
+"""`syncline doctor`: what this machine can do, what is missing, and what to do about it."""
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from syncline.cli.execute import print_json
+
+_TORCHRUN_PORT = 29500
+_LISTENING = "0A"
+_FASHION = Path("/usr/share/dataset-fashion-mnist")
+_SYMBOLS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "info": "[dim]info[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `state` is ok, missing or info; `fix` says what to do when something is missing."""
+
+    name: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Say what this machine can do: cores, GPUs, backends, emulated nodes, link shaping, ports; and what is missing."""
+    findings = [*_machine(), *_torch(), *_cluster(), *_ports(), *_extras()]
+    if as_json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("what", "", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, _SYMBOLS[finding.state], finding.found, finding.fix)
+    Console().print(table)
+
+
+def _machine() -> list[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    few = "more ranks than cores share them: compare strategies, not absolute times" if cores < 4 else ""
+    return [
+        Finding("cores", "ok", f"{cores}", few),
+        Finding("memory", "ok", f"{memory:.0f} GiB"),
+        Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}"),
+    ]
+
+
+def _torch() -> list[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    backends = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    findings = [
+        Finding("torch", "ok", torch.__version__),
+        Finding("backends", "ok", ", ".join(backends)),
+        Finding("GPU", "ok", ", ".join(gpus))
+        if gpus
+        else Finding("GPU", "missing", "none that torch can use", "training runs on the CPU with Gloo"),
+    ]
+    if gpus:
+        daemon = shutil.which("nvidia-cuda-mps-control")
+        findings.append(
+            Finding("CUDA MPS", "ok", daemon)
+            if daemon
+            else Finding("CUDA MPS", "missing", "no nvidia-cuda-mps-control", "ranks take turns on a shared GPU")
+        )
+    return findings
+
+
+def _cluster() -> list[Finding]:
+    from syncline.cluster.capabilities import capabilities
+
+    able = capabilities()
+    how = {"root": "as root", "userns": "through a user namespace", "none": "not possible"}[able.how]
+    nodes = "ok" if able.can_namespaces else "missing"
+    shape = "--bandwidth" if able.can_shape else ""
+    return [
+        Finding("emulated nodes", nodes, how, "" if able.can_namespaces else f"{able.why}; compare runs local ranks"),
+        Finding("link shaping", "ok", f"tbf ({shape})")
+        if able.can_shape
+        else Finding("link shaping", "missing", "no tbf in this kernel", "load sch_tbf, or leave --bandwidth out"),
+        Finding("latency and loss", "ok", "netem")
+        if able.netem
+        else Finding("latency and loss", "missing", "no netem in this kernel", "load sch_netem, or leave them out"),
+    ]
+
+
+def _ports() -> list[Finding]:
+    listening = sorted(_listening())
+    exposed = sorted({port for port, local in listening if not local})
+    shown = ", ".join(map(str, exposed[:12])) + (" ..." if len(exposed) > 12 else "")
+    busy = any(port == _TORCHRUN_PORT for port, _ in listening)
+    return [
+        Finding("listening beyond loopback", "info", shown or "none", "Syncline's own ranks open no such port"),
+        Finding("torchrun's port 29500", "missing", "in use", "name another: torchrun --master-port PORT")
+        if busy
+        else Finding("torchrun's port 29500", "ok", "free"),
+    ]
+
+
+def _listening() -> set[tuple[int, bool]]:
+    """(port, only on loopback) of every listening TCP socket of this network namespace."""
+    found = set()
+    for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        if not path.exists():
+            continue
+        for line in path.read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTENING:
+                address, port = local.rsplit(":", 1)
+                loopback = address.endswith("7F") if len(address) == 8 else address == "0" * 24 + "01000000"
+                found.add((int(port, 16), loopback))
+    return found
+
+
+def _extras() -> list[Finding]:
+    needed = {"rich": "tables", "jinja2": "report.html", "pyroute2": "emulated nodes"}
+    findings = [
+        Finding(name, "ok", what)
+        if importlib.util.find_spec(name)
+        else Finding(name, "missing", what, f"pip install {name}")
+        for name, what in needed.items()
+    ]
+    data = Finding("Fashion-MNIST", "ok", str(_FASHION))
+    if not _FASHION.exists():
+        data = Finding("Fashion-MNIST", "missing", "not installed", "apt install dataset-fashion-mnist, or root=DIR")
+    return [*findings, data]

@@ -1,0 +1,48 @@
+"""The options that `train` and `compare` share, and how they become a resolved `Config`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from syncline.train.config import Config, load_recipe, parse_settings
+
+Model = Annotated[str | None, typer.Option(help="A model: vgg11, resnet50, vit(size=tiny), my.module:factory ...")]
+Data = Annotated[str | None, typer.Option(help="A data set: auto, shapes, fashion-mnist, cifar10(root=DIR), text ...")]
+Nproc = Annotated[int | None, typer.Option(help="Ranks; without --nodes all on this machine's loopback.")]
+Nodes = Annotated[int | None, typer.Option(help="Emulated nodes, one network namespace each.")]
+Bandwidth = Annotated[str | None, typer.Option(help="Of each node's link, each way: 1Gbit, 200Mbit.")]
+Steps = Annotated[int | None, typer.Option(help="Steps an epoch; 0 is the whole data set.")]
+Epochs = Annotated[int | None, typer.Option(help="Epochs.")]
+Batch = Annotated[int | None, typer.Option(help="Samples a step in total, split over the ranks.")]
+Seed = Annotated[int | None, typer.Option(help="Fixes model, samples and their order.")]
+Out = Annotated[Path | None, typer.Option(help="The run folder; an earlier run there is moved aside.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output and nothing else.")]
+Recipe = Annotated[str | None, typer.Option(help="A recipe that ships with Syncline, or a TOML file.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set train.optimizer='sgd(lr=0.1)'.")]
+
+_KEYS = {
+    "model": "train.model",
+    "data": "train.data",
+    "steps": "train.steps",
+    "epochs": "train.epochs",
+    "batch": "train.batch",
+    "seed": "train.seed",
+    "nproc": "cluster.nproc",
+    "nodes": "cluster.nodes",
+    "bandwidth": "cluster.bandwidth",
+    "strategies": "compare.strategies",
+    "scale": "compare.scale",
+}
+
+
+def resolve(recipe: str | None, settings: list[str] | None, **options: Any) -> Config:
+    """A recipe (or the defaults), then `--set`, then the options that were given."""
+    config = load_recipe(recipe) if recipe else Config()
+    config = config.override(parse_settings(settings or []))
+    given = {_KEYS[name]: value for name, value in options.items() if value is not None}
+    if "cluster.nproc" in given and "cluster.nodes" not in given and recipe:
+        given |= {"cluster.nodes": 0, "cluster.bandwidth": given.get("cluster.bandwidth", "")}
+    if "cluster.nodes" in given and "cluster.nproc" not in given:
+        given["cluster.nproc"] = 0
+    return config.override(given)

@@ -1,0 +1,30 @@
+"""`syncline report`: a finished run again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from syncline.cli.execute import print_json
+from syncline.report import results as results_file
+from syncline.report.write import print_summary, write_html
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, or its results.json.")],
+    html: Annotated[
+        Path | None, typer.Option(help="Where to write the page; default: report.html in the folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+) -> None:
+    """Show a finished run again: its tables on the console, its page as report.html."""
+    results = results_file.load(run)
+    if as_json:
+        print_json(results)
+        return
+    target = html or (run if run.is_dir() else run.parent) / "report.html"
+    write_html(results, target)
+    console = Console()
+    print_summary(results, console)
+    console.print(f"report: {target}", markup=False, highlight=False, soft_wrap=True)

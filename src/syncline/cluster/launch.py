@@ -1,0 +1,198 @@
+"""Start ranks on this machine, watch them, and end them all when one fails.
+
+Ranks come from a forkserver that has torch loaded, so that starting one costs milliseconds; a rank may be placed
+in an emulated node's network namespace. Nothing outlives the caller: ranks die with their parent.
+"""
+
+import ctypes
+import multiprocessing as mp
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from syncline.cluster.nodes import enter
+from syncline.errors import RankFailure, UsageError
+
+PRELOAD = ("torch", "torch.distributed", "syncline.train.worker")
+_PR_SET_PDEATHSIG = 1
+_SETTLE_S = 1.0
+_GRACE_S = 3.0
+_PEER_LOST = re.compile(
+    r"connection (closed|reset|refused)|closed by peer|broken pipe|timed out|timeout|remote (peer|process)|socket", re.I
+)
+
+Report = Callable[[Any], None]
+"""Sends a plain value from a rank to the caller of `launch`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank runs."""
+
+    rank: int
+    world_size: int
+    local_rank: int = 0
+    node: int = 0
+    netns: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    rank: int
+    time: int
+    summary: str
+    traceback: str
+    signal: bool
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """A rank that lost its peer is a consequence; among causes the earliest counts."""
+        return (1 if not self.signal and _PEER_LOST.search(self.summary) else 0, self.time)
+
+
+def launch(
+    function: Callable[[Place, Any, Report], Any],
+    places: Sequence[Place],
+    payload: Any,
+    *,
+    logs: Path,
+    on_message: Callable[[int, Any], None] | None = None,
+) -> list[Any]:
+    """Run `function(place, payload, report)` on every place; returns the values in rank order.
+
+    The output of rank r goes to `logs/rank{r}.log`. When a rank fails, the others are ended within seconds and
+    `RankFailure` names the rank that failed first, with its traceback. A rank's `UsageError` is raised as such.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    pairs = [context.Pipe(duplex=False) for _ in places]
+    ranks = [
+        context.Process(target=_main, args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log")))
+        for place, (_, sender) in zip(places, pairs, strict=True)
+    ]
+    try:
+        for process, (_, sender) in zip(ranks, pairs, strict=True):
+            process.start()
+            sender.close()
+        return _watch(ranks, [receiver for receiver, _ in pairs], places, logs, on_message)
+    finally:
+        _end(ranks)
+        for receiver, sender in pairs:
+            receiver.close()
+            sender.close()
+
+
+def _watch(
+    ranks: Sequence[Any],
+    receivers: Sequence[Connection],
+    places: Sequence[Place],
+    logs: Path,
+    on_message: Callable[[int, Any], None] | None,
+) -> list[Any]:
+    values: dict[int, Any] = {}
+    failures: list[_Failure] = []
+    open_pipes = dict(enumerate(receivers))
+    deadline: float | None = None
+    while open_pipes and (deadline is None or time.monotonic() < deadline):
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for ready in wait(list(open_pipes.values()), timeout=timeout):
+            index = next(i for i, pipe in open_pipes.items() if pipe is ready)
+            rank = places[index].rank
+            try:
+                kind, *content = open_pipes[index].recv()
+            except (EOFError, OSError):
+                del open_pipes[index]
+                if index not in values and all(failure.rank != rank for failure in failures):
+                    failures.append(_dead(ranks[index], rank, logs))
+                continue
+            if kind == "message" and on_message is not None:
+                on_message(rank, content[0])
+            elif kind == "value":
+                values[index] = content[0]
+            elif kind == "usage":
+                raise UsageError(content[0])
+            elif kind == "error":
+                at, summary, trace = content
+                failures.append(_Failure(rank, at, summary, trace, signal=False))
+        if failures and deadline is None:
+            deadline = time.monotonic() + _SETTLE_S
+    if failures:
+        cause = min(failures, key=lambda failure: failure.order)
+        message = f"rank {cause.rank} failed: {cause.summary}"
+        raise RankFailure(message, rank=cause.rank, summary=cause.summary, traceback=cause.traceback)
+    return [values[i] for i in range(len(places))]
+
+
+def _dead(process: Any, rank: int, logs: Path) -> _Failure:
+    """A rank that closed its pipe without a word: it was ended by a signal or left by itself."""
+    now = time.monotonic_ns()
+    process.join(_GRACE_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        summary = f"ended by {signal.Signals(-code).name}"
+    else:
+        summary = f"left with exit code {code} before it had finished"
+    tail = _tail(logs / f"rank{rank}.log")
+    cause = next((line.strip() for line in reversed(tail) if "what():" in line or "Error" in line), "")
+    return _Failure(rank, now, f"{summary}: {cause}" if cause else summary, "\n".join(tail), signal=True)
+
+
+def _tail(path: Path, lines: int = 30) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def _end(ranks: Sequence[Any]) -> None:
+    """Terminate, then kill; returns when none is left."""
+    started = [process for process in ranks if process.pid is not None]
+    for process in started:
+        if process.is_alive():
+            process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in started:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Connection, log: str) -> None:
+    """A rank's life. The parent speaks for all ranks, so Ctrl-C is its business alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _redirect(log)
+    try:
+        os.environ.update(place.environment)
+        if place.netns is not None:
+            enter(place.netns)
+        value = function(place, payload, lambda message: sender.send(("message", message)))
+        sender.send(("value", value))
+    except UsageError as error:
+        sender.send(("usage", str(error)))
+    except BaseException as error:
+        summary = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        sender.send(("error", time.monotonic_ns(), summary, traceback.format_exc()))
+        traceback.print_exc()
+        sys.stderr.flush()
+        sender.close()
+        os._exit(1)
+    sender.close()
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

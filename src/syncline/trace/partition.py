@@ -1,0 +1,86 @@
+"""The exclusive partition: every nanosecond of a step is given to one phase, so that phases sum to the step.
+
+Compute wins over communication: an exchange that runs behind the backward pass costs nothing and is not
+shown; what is left visible is exposed. An exchange cannot move data before its last rank has joined, so the time
+before that is a wait for the late rank, not communication.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from syncline.trace.span import Span
+
+PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
+STEP = "step"
+"""Name of the lane that brackets a whole step."""
+
+_PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
+_PHASE_OF = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
+
+
+def split_waits(spans: Iterable[Span]) -> list[Span]:
+    """Cut every exchange at the moment its last rank joined: before it a `wait` span, after it the exchange.
+
+    Spans of one exchange have the same step, name and unit on every rank. Needs the ranks' clocks to agree.
+    """
+    spans = list(spans)
+    joined: dict[tuple[int, str, str], int] = {}
+    for span in spans:
+        if span.lane == "exchange":
+            key = (span.step, span.name, span.unit)
+            joined[key] = max(joined.get(key, span.start), span.start)
+    result = []
+    for span in spans:
+        cut = joined.get((span.step, span.name, span.unit), span.start) if span.lane == "exchange" else span.start
+        cut = min(cut, span.end)
+        if cut > span.start:
+            result.append(replace(span, lane="wait", end=cut, bytes=0))
+            result.append(replace(span, start=cut))
+        else:
+            result.append(span)
+    return result
+
+
+def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:
+    """Nanoseconds by phase for each step of ONE rank; they sum to that step's wall time exactly."""
+    bounds: dict[int, tuple[int, int]] = {}
+    work: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.lane == STEP:
+            bounds[span.step] = (span.start, span.end)
+        else:
+            work[span.step].append(span)
+    return {step: _sweep(work[step], *bounds[step]) for step in sorted(bounds)}
+
+
+def shares(steps: Mapping[int, Mapping[str, int]]) -> dict[str, float]:
+    """Shares by phase over several steps; they sum to 1."""
+    totals = {phase: sum(step[phase] for step in steps.values()) for phase in PHASES}
+    whole = sum(totals.values())
+    return {phase: total / whole if whole else 0.0 for phase, total in totals.items()}
+
+
+def _sweep(spans: list[Span], begin: int, end: int) -> dict[str, int]:
+    totals = dict.fromkeys(PHASES, 0)
+    edges: list[tuple[int, int, str]] = []
+    for span in spans:
+        start, stop = max(span.start, begin), min(span.end, end)
+        if stop > start:
+            edges += [(start, 1, span.lane), (stop, -1, span.lane)]
+    edges.sort()
+    active = dict.fromkeys(_PRIORITY, 0)
+    at = begin
+    for time, change, lane in edges:
+        totals[_phase(active)] += time - at
+        at = time
+        active[lane] += change
+    totals["other"] += end - at
+    return totals
+
+
+def _phase(active: Mapping[str, int]) -> str:
+    for lane in _PRIORITY:
+        if active[lane]:
+            return _PHASE_OF.get(lane, lane)
+    return "other"

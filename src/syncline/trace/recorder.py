@@ -1,0 +1,125 @@
+"""The recorder: a bounded ring of spans on one rank. Host spans read a clock, CUDA spans read events later."""
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from syncline.trace.span import Span
+
+_Mark = Any  # an int (host nanoseconds) or a torch.cuda.Event
+_Row = tuple[str, str, str, int, _Mark, _Mark, int]
+
+HOST_LANES = frozenset({"data", "wait"})
+"""Lanes that block the host; their spans use the host's clock even when the work of the others is on a GPU."""
+
+
+class Recorder:
+    """Keeps the last `capacity` spans of a rank; older ones are dropped and counted.
+
+    On CUDA a span is a pair of events on the current stream: recording never synchronises, and the times are
+    read in `spans()`, once the work has finished.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        capacity: int = 200_000,
+        device: torch.device | str = "cpu",
+        enabled: bool = True,
+    ) -> None:
+        self.rank = rank
+        self.step = 0
+        self.enabled = enabled
+        self.dropped = 0
+        self._cuda = torch.device(device).type == "cuda"
+        self._rows: deque[_Row] = deque(maxlen=capacity)
+        self._base: tuple[torch.cuda.Event, int] | None = None
+        if self._cuda:
+            self._base = _base_event()
+
+    def mark(self, lane: str = "forward") -> _Mark:
+        """Now, on the clock that `lane` is timed by."""
+        if self._cuda and lane not in HOST_LANES:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        return time.perf_counter_ns()
+
+    def add(
+        self,
+        lane: str,
+        name: str,
+        start: _Mark,
+        end: _Mark,
+        *,
+        unit: str = "",
+        bytes: int = 0,
+        step: int = -1,
+    ) -> None:
+        """File a span between two marks; `step` defaults to the current one."""
+        if not self.enabled:
+            return
+        if len(self._rows) == self._rows.maxlen:
+            self.dropped += 1
+        self._rows.append((lane, name, unit, self.step if step < 0 else step, start, end, bytes))
+
+    def span(self, lane: str, name: str = "", *, unit: str = "", bytes: int = 0) -> "Timed":
+        """Context manager that files the span of its block."""
+        return Timed(self, lane, name or lane, unit, bytes)
+
+    def spans(self) -> list[Span]:
+        """All kept spans as records, in the order they ended. On CUDA this waits for the events it reads."""
+        return [
+            Span(self.rank, lane, name, unit, step, self._time(start), self._time(end), size)
+            for lane, name, unit, step, start, end, size in self._rows
+        ]
+
+    def lane_ns(self, step: int) -> dict[str, int]:
+        """Nanoseconds by lane of one recent step, for a log line; reads spans from the end backwards."""
+        totals: dict[str, int] = {}
+        for lane, _, _, row_step, start, end, _ in reversed(self._rows):
+            if row_step < step:
+                break
+            if row_step == step:
+                totals[lane] = totals.get(lane, 0) + self._time(end) - self._time(start)
+        return totals
+
+    def _time(self, mark: _Mark) -> int:
+        if isinstance(mark, int):
+            return mark
+        assert self._base is not None
+        mark.synchronize()
+        event, host = self._base
+        return int(host + round(event.elapsed_time(mark) * 1e6))
+
+
+class Timed:
+    """The block of one span."""
+
+    __slots__ = ("bytes", "lane", "name", "recorder", "start", "unit")
+
+    def __init__(self, recorder: Recorder, lane: str, name: str, unit: str, bytes: int) -> None:
+        self.recorder, self.lane, self.name, self.unit, self.bytes = recorder, lane, name, unit, bytes
+
+    def __enter__(self) -> "Timed":
+        self.start = self.recorder.mark(self.lane)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end = self.recorder.mark(self.lane)
+        self.recorder.add(self.lane, self.name, self.start, end, unit=self.unit, bytes=self.bytes)
+
+
+def _base_event() -> tuple[torch.cuda.Event, int]:
+    """An event and the host time at which it happened; the one synchronisation, before training starts."""
+    event = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    event.record()
+    event.synchronize()
+    return event, time.perf_counter_ns()

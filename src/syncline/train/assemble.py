@@ -1,0 +1,99 @@
+"""From the ranks' records to one entry of `results.json`: pure, no I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syncline.report.stats import summary
+from syncline.trace import PHASES, Span, partition, shares, split_waits
+from syncline.train.strategies import load
+
+
+def spans_of(records: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """All ranks' spans, with waits cut out of exchanges where the ranks' clocks are known to agree (one host)."""
+    spans = [Span(record["rank"], *row) for record in records for row in record["spans"]]
+    return split_waits(spans) if len({record["boot_id"] for record in records}) == 1 else spans
+
+
+def assemble(
+    strategy: str, records: Sequence[Mapping[str, Any]], spans: Sequence[Span], *, batch: int, nodes: int
+) -> dict[str, Any]:
+    """The run of one strategy; `records` are in rank order, aggregators last."""
+    workers = [record for record in records if "losses" in record]
+    entries = [_rank(record, [s for s in spans if s.rank == record["rank"]]) for record in workers]
+    series = [max(values) for values in zip(*(entry["step_ms_series"] for entry in entries), strict=True)]
+    steady = summary(series[1:] or series)
+    measured = all(record.get("wire") is not None for record in records)
+    theory = max(record["theory"]["serial"] for record in records)
+    median = steady["median"] or float("nan")
+    return {
+        "strategy": strategy,
+        "status": "ok",
+        "error": None,
+        "world_size": len(workers),
+        "servers": len(records) - len(workers),
+        "nodes": nodes,
+        "batch": batch,
+        "step_ms": steady,
+        "step_ms_series": series,
+        "first_step_ms": series[0],
+        "startup_ms": {k: max(r["startup_ms"][k] for r in workers) for k in workers[0]["startup_ms"]},
+        "loss": [sum(values) / len(values) for values in zip(*(r["losses"] for r in workers), strict=True)],
+        "test_accuracy": _mean([r["accuracy"] for r in workers]),
+        "samples_per_s": batch / median * 1e3,
+        "syncs_per_s": workers[0]["phases"] / median * 1e3 if len(workers) > 1 else 0.0,
+        "synchronised_bytes": workers[0]["synchronised_bytes"],
+        "wire_bytes_per_step": max(_serial(record) for record in records) if measured else theory,
+        "wire": {"measured": measured, "theory_bytes": theory, "formula": load(strategy).formula},
+        "breakdown": {phase: _mean([entry["breakdown"][phase] for entry in entries]) for phase in PHASES},
+        "epochs": [_epoch([r["epochs"][i] for r in workers]) for i in range(len(workers[0]["epochs"]))],
+        "buffer_divergence": max(r["buffer_divergence"] for r in workers),
+        "ranks": entries,
+    }
+
+
+def _rank(record: Mapping[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
+    series = [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
+    steps = partition(spans)
+    first = min(steps)
+    steady = {step: phases for step, phases in steps.items() if step != first} or steps
+    theory, wire = record["theory"], record.get("wire")
+    return {
+        "rank": record["rank"],
+        "node": record["node"],
+        "host": record["host"],
+        "step_ms": summary(series[1:] or series),
+        "first_step_ms": series[0],
+        "step_ms_series": series,
+        "loss": record["losses"],
+        "test_accuracy": record["accuracy"],
+        "breakdown": shares(steady),
+        "wire": {
+            "measured": wire is not None,
+            "sent": theory["sent"] if wire is None else wire["sent"],
+            "received": theory["received"] if wire is None else wire["received"],
+            "theory_sent": theory["sent"],
+            "theory_received": theory["received"],
+        },
+    }
+
+
+def _serial(record: Mapping[str, Any]) -> float:
+    """Measured bytes with both directions at once counted once, in the share that the strategy's theory gives."""
+    theory, wire = record["theory"], record["wire"]
+    both = theory["sent"] + theory["received"]
+    return float((wire["sent"] + wire["received"]) * (theory["serial"] / both if both else 0.5))
+
+
+def _epoch(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    tested = [part["test_s"] for part in parts if part["test_s"] is not None]
+    return {
+        "epoch": parts[0]["epoch"],
+        "train_s": max(part["train_s"] for part in parts),
+        "test_s": max(tested) if tested else None,
+        "loss": sum(part["loss"] for part in parts) / len(parts),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,161 @@
+"""The resolved settings of a run: three small tables, read from a TOML recipe, `--set a.b=c` and the CLI's options."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from syncline.errors import UsageError, unknown
+from syncline.spec import split
+
+
+@dataclass(frozen=True)
+class Train:
+    """What is trained."""
+
+    model: str = "vgg11"
+    data: str = "auto"
+    batch: int = 256
+    """Samples a step over all ranks; each rank takes an equal share."""
+    steps: int = 0
+    """Steps an epoch; 0 is the whole data set."""
+    epochs: int = 1
+    seed: int = 0
+    optimizer: str = ""
+    """A spec such as `sgd(lr=0.1, momentum=0.9)`; empty takes the model's own."""
+    test_samples: int = 1000
+    """Samples of the test set that every rank evaluates after each epoch; 0 switches it off."""
+    device: str = "auto"
+    threads: int = 0
+    """Compute threads a rank; 0 shares the cores out."""
+    timeout_s: float = 300.0
+    """How long a collective may take before the run is ended."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it runs."""
+
+    nproc: int = 0
+    """Ranks, all on this machine; 0 stands for one a node."""
+    nodes: int = 0
+    """Emulated nodes; 0 runs plain local ranks."""
+    bandwidth: str = ""
+    latency: str = ""
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Compare:
+    """What is compared."""
+
+    strategies: tuple[str, ...] = ("single", "gather-scatter", "all-reduce", "ddp")
+    scale: tuple[int, ...] = ()
+    """World sizes; each strategy is run at each of them."""
+    scale_batch: bool = False
+    """The batch grows with the world size and an epoch keeps its samples (Horovod's convention)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, resolved."""
+
+    title: str = ""
+    train: Train = field(default_factory=Train)
+    cluster: Cluster = field(default_factory=Cluster)
+    compare: Compare = field(default_factory=Compare)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested data, for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def override(self, values: Mapping[str, Any]) -> "Config":
+        """A copy with dotted keys replaced, `{"train.batch": 64}`; unknown keys and wrong types are errors."""
+        config = self
+        for key, value in values.items():
+            config = _set(config, key.split("."), value, key)
+        return config
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that ship with the package."""
+    folder = resources.files("syncline.train") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Config:
+    """A recipe by name, or from a TOML file."""
+    if name in recipes():
+        text = (resources.files("syncline.train") / "recipes" / f"{name}.toml").read_text()
+    elif name.endswith(".toml"):
+        try:
+            text = Path(name).read_text()
+        except OSError as error:
+            raise UsageError(f"cannot read the recipe {name}: {error.strerror or error}") from None
+    else:
+        raise unknown("recipe", name, [*recipes(), "or a path to a .toml file"])
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"recipe {name} is not valid TOML: {error}") from None
+    return Config().override(dict(_dotted(table)))
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """`["train.batch=64"]` as a dict; values are TOML, and anything that is not TOML is a string."""
+    result = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set takes key=value, for example --set train.batch=64, not '{setting}'")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        result[key.strip()] = value
+    return result
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _set(node: Any, path: list[str], value: Any, full: str) -> Any:
+    known = {f.name: f for f in fields(node)}
+    if path[0] not in known:
+        raise unknown("setting", full, _keys())
+    current = getattr(node, path[0])
+    if len(path) > 1:
+        if not hasattr(current, "__dataclass_fields__"):
+            raise unknown("setting", full, _keys())
+        return replace(node, **{path[0]: _set(current, path[1:], value, full)})
+    if hasattr(current, "__dataclass_fields__"):
+        raise UsageError(f"'{full}' is a table: set one of its keys, such as {full}.{fields(current)[0].name}")
+    return replace(node, **{path[0]: _convert(known[path[0]].type, value, full)})
+
+
+def _keys() -> list[str]:
+    return [key for key, _ in _dotted(Config().as_dict())]
+
+
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    if get_origin(kind) is tuple:
+        items = split(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert(get_args(kind)[0], item, key) for item in items)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is int and isinstance(value, str) and value.strip().lstrip("-").isdigit():
+        return int(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{key} takes a {kind.__name__}, not {value!r}")
+    return value

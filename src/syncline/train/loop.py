@@ -1,0 +1,161 @@
+"""The reference training loop. One step, in pseudocode:
+
+data        this rank's slice of the global batch, moved to the device
+for each phase of the workload (one; two for a GAN):
+    forward     the phase's loss
+    backward    its gradients; DDP exchanges behind this
+    exchange    the strategy makes gradients equal on all ranks
+    update      the phase's optimizer
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline.trace import Recorder
+from syncline.train.sampler import Sampler
+from syncline.train.strategies import Synchroniser
+from syncline.train.wire import Counters, read_counters
+from syncline.train.workload import Workload
+
+Progress = Callable[[dict[str, Any]], None]
+_EVAL_BATCH = 250
+
+
+@dataclass
+class Outcome:
+    """What one rank saw."""
+
+    losses: list[float] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    accuracy: float | None = None
+    wire: Counters | None = None
+    """Bytes a step, over all steps but the first."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """All that the loop needs; `run` does the rest."""
+
+    workload: Workload
+    synchronisers: list[Synchroniser]
+    optimizers: list[torch.optim.Optimizer]
+    sampler: Sampler
+    recorder: Recorder
+    device: torch.device
+    epochs: int
+    steps: int
+    """Steps an epoch."""
+    test_samples: int
+    count_wire: bool
+    log: Path
+    progress: Progress
+    synchronised_bytes: int
+
+    def run(self) -> Outcome:
+        """Train; a row a step goes to the log as it happens."""
+        outcome = Outcome()
+        first_reading: Counters | None = None
+        total = self.epochs * self.steps
+        with self.log.open("w") as log:
+            for epoch in range(self.epochs):
+                started = time.perf_counter()
+                rows: list[tuple[int, Tensor]] = []
+                for step in range(epoch * self.steps, (epoch + 1) * self.steps):
+                    rows.append((step, self._step(step)))
+                    if step == 0 and self.count_wire:
+                        first_reading = read_counters()
+                    if self.device.type == "cpu":
+                        self._write(log, epoch, rows, outcome)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+                # On a GPU a row needs finished events: rows are written an epoch at a time, without a sync a step.
+                self._write(log, epoch, rows, outcome)
+                outcome.epochs.append(self._epoch(epoch, time.perf_counter() - started, outcome))
+        if first_reading is not None and total > 1:
+            moved = outcome.epochs[-1].pop("wire").since(first_reading)
+            outcome.wire = Counters(round(moved.sent / (total - 1)), round(moved.received / (total - 1)))
+        for record in outcome.epochs:
+            record.pop("wire", None)
+        return outcome
+
+    def _step(self, step: int) -> Tensor:
+        recorder = self.recorder
+        recorder.step = step
+        begin = recorder.mark("step")
+        with recorder.span("data"):
+            number, indices = self.sampler(step)
+            batch = tuple(
+                t.to(self.device, non_blocking=True) for t in self.workload.train.batch(indices, epoch=number)
+            )
+        losses = []
+        for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            with recorder.span("forward"):
+                loss = synchroniser.module(*batch)
+            synchroniser.backward(loss)
+            synchroniser.synchronise()
+            with recorder.span("update"):
+                optimizer.step()
+            losses.append(loss.detach())
+        recorder.add("step", "step", begin, recorder.mark("step"))
+        return torch.stack(losses).sum()
+
+    def _write(self, log: Any, epoch: int, rows: list[tuple[int, Tensor]], outcome: Outcome) -> None:
+        for step, loss in rows:
+            value = float(loss)
+            outcome.losses.append(value)
+            lanes = {lane: ns / 1e6 for lane, ns in self.recorder.lane_ns(step).items()}
+            seconds = lanes.get("step", 0.0) / 1e3 or float("nan")
+            row = {
+                "step": step,
+                "epoch": epoch + 1,
+                "loss": value,
+                "step_ms": lanes.get("step", 0.0),
+                **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("data", "forward", "backward")},
+                **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("exchange", "update")},
+                "samples_per_s": round(self.sampler.batch / seconds, 3),
+                "syncs_per_s": round(len(self.synchronisers) / seconds, 4),
+                "synchronised_bytes": self.synchronised_bytes,
+            }
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+            self.progress({"step": step, **{k: row[k] for k in ("epoch", "loss", "step_ms")}})
+        rows.clear()
+
+    def _epoch(self, epoch: int, train_s: float, outcome: Outcome) -> dict[str, Any]:
+        losses = outcome.losses[epoch * self.steps :]
+        record: dict[str, Any] = {"epoch": epoch + 1, "train_s": train_s, "test_s": None}
+        record["loss"] = sum(losses) / len(losses)
+        if self.count_wire:
+            record["wire"] = read_counters()  # before the evaluation, which may exchange buffers
+        started = time.perf_counter()
+        for synchroniser in self.synchronisers:
+            synchroniser.synchronise_buffers()
+        accuracy = self._evaluate()
+        if accuracy is not None:
+            record["test_s"] = time.perf_counter() - started
+            outcome.accuracy = accuracy
+        return record
+
+    @torch.no_grad()
+    def _evaluate(self) -> float | None:
+        test, score = self.workload.test, self.workload.evaluate
+        if test is None or score is None or self.test_samples <= 0:
+            return None
+        modules = [phase.module for phase in self.workload.phases]
+        for module in modules:
+            module.eval()
+        correct, counted = 0.0, 0
+        for indices in torch.arange(min(self.test_samples, len(test))).split(_EVAL_BATCH):
+            right, number = score(tuple(t.to(self.device) for t in test.batch(indices)))
+            correct, counted = correct + right, counted + number
+        for module in modules:
+            module.train()
+        return correct / counted if counted else None

@@ -1,0 +1,106 @@
+"""The run folder: where everything of a run lies. An earlier run in the same place is moved aside, never lost."""
+
+import json
+import os
+import platform
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import syncline
+from syncline.errors import UsageError
+from syncline.report import results as results_file
+from syncline.report.results import Results
+from syncline.report.write import write_html
+from syncline.train.config import Config
+
+
+class RunFolder:
+    """`config.json`, `versions.json`, `results.json`, `report.html` and a folder a strategy under `runs/`."""
+
+    def __init__(self, path: Path | None, *, label: str) -> None:
+        self.path = _fresh(label) if path is None else _claim(path)
+        (self.path / "runs").mkdir()
+
+    def describe(self, config: Config, environment: dict[str, Any]) -> None:
+        """Write what was asked and on what it runs, before anything can fail."""
+        for name, content in (("config.json", config.as_dict()), ("versions.json", environment)):
+            results_file.write_text(json.dumps(content, indent=1) + "\n", self.path / name)
+
+    def strategy(self, name: str, *, world_size: int, several: bool) -> Path:
+        """A folder for one strategy's logs, steps and trace."""
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "strategy"
+        base = f"{slug}-{world_size}" if several else slug
+        path, number = self.path / "runs" / base, 1
+        while path.exists():
+            number += 1
+            path = self.path / "runs" / f"{base}-{number}"
+        path.mkdir()
+        return path
+
+    def save(self, results: Results) -> None:
+        """Write `results.json` and then `report.html`, each in one move."""
+        results_file.save(results, self.path / results_file.FILE_NAME)
+        write_html(results, self.path / "report.html")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, as the report shows them."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "syncline": syncline.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": cores(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "command": " ".join(["syncline", *sys.argv[1:]]),
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return found.group(1).strip() if found else platform.processor()
+
+
+def _fresh(label: str) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
+    for number in range(1000):
+        path = Path("runs") / f"{stamp}-{slug}{f'-{number}' if number else ''}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise UsageError("cannot make a folder under runs/: name one with --out DIR")
+
+
+def _claim(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file: name a folder")
+    if path.is_dir() and any(path.iterdir()):
+        if not (path / "config.json").exists() or not (path / "runs").is_dir():
+            raise UsageError(f"--out {path} holds other things than a run: name a new or empty folder")
+        number = 1
+        while path.with_name(f"{path.name}.{number}").exists():
+            number += 1
+        path.rename(path.with_name(f"{path.name}.{number}"))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make --out {path}: {error.strerror}") from None
+    return path

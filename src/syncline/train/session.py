@@ -1,0 +1,253 @@
+"""A session: the runs of one `train` or `compare`, one after the other, into one run folder.
+
+Ranks are started here, on emulated nodes where asked and possible; a run that crashes becomes a row that says so, and
+what was computed before it is kept.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import syncline
+from syncline._compat import FileStore
+from syncline.cluster.capabilities import capabilities
+from syncline.cluster.gpu import Mps, rank_environment
+from syncline.cluster.launch import Place, Report, launch
+from syncline.cluster.nodes import Cluster, Node
+from syncline.errors import RankFailure, UsageError
+from syncline.report.results import SCHEMA, Results
+from syncline.trace.export import write_chrome_trace
+from syncline.train.assemble import assemble, spans_of
+from syncline.train.config import Config, Train
+from syncline.train.runfolder import RunFolder, cores, environment
+from syncline.train.strategies import load
+from syncline.train.worker import Assignment, run_rank
+
+_THIS_MACHINE = Node(index=0, name="localhost", address="127.0.0.1", interface="lo", netns="")
+
+
+class Watcher(Protocol):
+    """Told what happens; the CLI shows it as a progress bar or as plain lines."""
+
+    def note(self, text: str) -> None: ...
+    def begin(self, run: "Planned") -> None: ...
+    def step(self, message: dict[str, Any]) -> None: ...
+    def end(self, run: "Planned", result: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One strategy at one world size."""
+
+    strategy: str
+    workers: int
+    servers: int
+    train: Train
+
+
+def plan_runs(config: Config, *, world_size: int) -> list[Planned]:
+    """Every run of the session, checked before the first one starts."""
+    train = config.train
+    for key in ("batch", "epochs"):
+        if getattr(train, key) < 1:
+            raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
+    if train.steps < 0:
+        raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
+    if not config.compare.strategies:
+        raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
+    sizes = config.compare.scale or (world_size,)
+    if min(sizes) < 1:
+        raise UsageError(f"a world size must be at least 1, not {min(sizes)}")
+    runs = [_plan(config, name, size) for name in config.compare.strategies for size in sizes]
+    return list(dict.fromkeys(runs))
+
+
+def _plan(config: Config, name: str, size: int) -> Planned:
+    strategy, train = load(name), config.train
+    if config.compare.scale and config.compare.scale_batch:
+        growth = size // min(config.compare.scale)
+        train = replace(train, batch=train.batch * growth, steps=-(-train.steps // growth))
+    workers = 1 if strategy.alone else size
+    if not strategy.alone and workers == 1 and not config.compare.scale:
+        raise UsageError(f"'{name}' synchronises at least two ranks: use --nproc 2 or more, or the strategy 'single'")
+    if train.batch % workers:
+        below = train.batch // workers * workers or workers
+        raise UsageError(f"a batch of {train.batch} does not divide over {workers} ranks: use --batch {below}")
+    # One rank has nobody to synchronise with: at world size 1 every strategy is plain training.
+    return Planned(name, workers, strategy.servers if workers > 1 else 0, train)
+
+
+def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[Path, Results]:
+    """Run everything on this machine; returns the run folder and the results."""
+    nodes, nproc = config.cluster.nodes, config.cluster.nproc or config.cluster.nodes or 4
+    if min(nodes, nproc, config.cluster.nproc) < 0:
+        raise UsageError("--nproc and --nodes must be positive")
+    if nodes and nproc % nodes:
+        raise UsageError(
+            f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
+        )
+    runs = plan_runs(config, world_size=nproc)
+    with _cluster(config, max(run.servers for run in runs)) as (cluster, note):
+        folder = RunFolder(out, label=config.train.model)
+        results = start_results(config, folder, cluster=cluster, note=note, ranks=max(r.workers for r in runs))
+        for text in results["warnings"]:
+            watcher.note(text)
+        several = len(config.compare.scale) > 1
+        for run in runs:
+            watcher.begin(run)
+            path = folder.strategy(run.strategy, world_size=run.workers, several=several)
+            result = _run(run, config, path, cluster=cluster, watcher=watcher)
+            results["runs"].append(result)  # type: ignore[arg-type]
+            folder.save(results)
+            watcher.end(run, result)
+    return folder.path, results
+
+
+def start_results(
+    config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None, ranks: int
+) -> Results:
+    """The results without runs, saved, with the warnings that hold for all of them."""
+    facts = environment()
+    folder.describe(config, facts)
+    warnings = [note] if note else []
+    if ranks > facts["cores"] and facts["gpu"] is None:
+        warnings.append(
+            f"{ranks} ranks share {facts['cores']} cores: compute is slower than on {ranks} machines; "
+            "compare strategies with each other, not with one machine a rank"
+        )
+    results: Results = {
+        "schema": SCHEMA,
+        "syncline": syncline.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "title": config.title or f"{config.train.model}: {', '.join(config.compare.strategies)}",
+        "config": config.as_dict(),
+        "environment": facts,
+        "network": {
+            "emulated": cluster is not None,
+            "nodes": config.cluster.nodes if cluster is not None else 1,
+            "bandwidth": cluster.bandwidth if cluster is not None else None,
+            "note": note,
+        },
+        "warnings": warnings,
+        "runs": [],
+    }
+    return results
+
+
+@contextmanager
+def _cluster(config: Config, servers: int) -> Iterator[tuple[Cluster | None, str | None]]:
+    """The emulated nodes, or none and the reason why."""
+    asked = config.cluster
+    if not asked.nodes:
+        if asked.bandwidth or asked.latency or asked.loss:
+            raise UsageError("--bandwidth, latency and loss shape the links between nodes: add --nodes N")
+        yield None, None
+        return
+    able = capabilities()
+    if not able.can_namespaces:
+        yield None, f"nodes cannot be emulated here ({able.why}): plain local ranks, unshaped network"
+        return
+    with Cluster(
+        asked.nodes + servers,
+        bandwidth=asked.bandwidth or None,
+        latency=asked.latency or None,
+        loss=asked.loss or None,
+    ) as cluster:
+        yield cluster, None
+
+
+def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher) -> dict[str, Any]:
+    assignment = Assignment(
+        strategy=run.strategy,
+        train=run.train,
+        workers=run.workers,
+        servers=run.servers,
+        folder=str(folder),
+        emulated=cluster is not None and run.workers > 1,
+        cores=cores(),
+        launched_ns=time.perf_counter_ns(),
+    )
+
+    def message(rank: int, content: dict[str, Any]) -> None:
+        if rank == 0:
+            watcher.step(content)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="syncline-") as scratch, ExitStack() as stack:
+            places = _places(run, config, cluster, stack)
+            payload = (assignment, str(Path(scratch) / "store"))
+            records = launch(_rank_main, places, payload, logs=folder, on_message=message)
+    except RankFailure as failure:
+        return crashed(run, failure, folder)
+    return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1)
+
+
+def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> dict[str, Any]:
+    assignment, store_path = payload
+    # A store in a file opens no port, and nodes on one machine share the file system.
+    store = FileStore(store_path, place.world_size)
+    return run_rank(
+        assignment, rank=place.rank, local_rank=place.local_rank, node=place.node, store=store, progress=report
+    )
+
+
+def _places(run: Planned, config: Config, cluster: Cluster | None, stack: ExitStack) -> list[Place]:
+    world_size = run.workers + run.servers
+    gpus = torch.cuda.device_count() if config.train.device in ("auto", "cuda") else 0
+    shared = gpus > 0 and world_size > gpus
+    base = stack.enter_context(Mps()) if shared else {}
+    nodes = config.cluster.nodes or 1
+    per_node = -(-run.workers // nodes)
+    places = []
+    for rank in range(world_size):
+        worker = rank < run.workers
+        index = rank // per_node if worker else nodes + rank - run.workers
+        node = cluster.nodes[index] if cluster is not None else _THIS_MACHINE
+        variables = {**base, "GLOO_SOCKET_IFNAME": node.interface}
+        if gpus:
+            variables |= rank_environment(rank, node, ranks_on_gpu=-(-world_size // gpus))
+        places.append(
+            Place(
+                rank=rank,
+                world_size=world_size,
+                local_rank=rank,
+                node=index if cluster is not None else 0,
+                netns=node.netns or None,
+                environment=variables,
+            )
+        )
+    return places
+
+
+def finish(run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nodes: int) -> dict[str, Any]:
+    """Turn the ranks' records into a row of the results, and their spans into one trace."""
+    spans = spans_of(records)
+    metadata = {"strategy": run.strategy, "world_size": run.workers}
+    write_chrome_trace(spans, folder / "trace.json.gz", metadata=metadata)
+    return assemble(run.strategy, records, spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+
+
+def crashed(run: Planned, failure: RankFailure, folder: Path) -> dict[str, Any]:
+    """The row of a run that failed, with the steps that rank 0 had logged."""
+    result: dict[str, Any] = {
+        "strategy": run.strategy,
+        "status": "crashed",
+        "error": {"rank": failure.rank, "summary": failure.summary, "traceback": failure.traceback},
+        "world_size": run.workers,
+        "servers": run.servers,
+        "batch": run.train.batch,
+    }
+    log = folder / "rank0.steps.jsonl"
+    if log.exists():
+        rows = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        result["loss"] = [row["loss"] for row in rows]
+        result["step_ms_series"] = [row["step_ms"] for row in rows]
+    return result

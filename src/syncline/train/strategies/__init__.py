@@ -1,0 +1,15 @@
+"""The baseline strategies, in an open registry: `STRATEGIES`, `load(spec)`."""
+
+from syncline.train.strategies import all_reduce, ddp, gather_scatter, ring, server, single
+from syncline.train.strategies.base import (
+    STRATEGIES,
+    Context,
+    Strategy,
+    Synchroniser,
+    Traffic,
+    load,
+    strategy,
+)
+
+__all__ = ["STRATEGIES", "Context", "Strategy", "Synchroniser", "Traffic", "load", "strategy"]
+_BUILT_IN = (all_reduce, ddp, gather_scatter, ring, server, single)

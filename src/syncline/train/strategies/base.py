@@ -1,0 +1,133 @@
+"""What a strategy is: how ranks agree on the gradients of one phase, and what that puts on the wire."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from syncline.registry import Registry
+from syncline.spec import apply, parse_one
+from syncline.trace import Recorder
+
+STRATEGIES: Registry[type["Strategy"]] = Registry("strategy")
+_S = TypeVar("_S", bound="type[Strategy]")
+
+
+@dataclass(frozen=True)
+class Context:
+    """A rank's place among its peers. Workers are ranks 0..workers-1; aggregators, if any, come after them."""
+
+    rank: int
+    workers: int
+    recorder: Recorder
+    group: dist.ProcessGroup | None = None
+    """The workers' group; None stands for the default group."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one step on one rank's link, by theory. `serial` counts both directions at once only once."""
+
+    sent: float
+    received: float
+    serial: float
+
+
+class Synchroniser:
+    """One phase's module under a strategy: the loop calls it, then `backward`, then `synchronise`.
+
+    This base is training alone: nothing is exchanged.
+    """
+
+    def __init__(self, module: nn.Module, context: Context) -> None:
+        self.module = module
+        self.context = context
+        self.recorder = context.recorder
+        self.parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass, recorded."""
+        with self.recorder.span("backward"):
+            loss.backward()
+
+    def synchronise(self) -> None:
+        """Replace every gradient by its mean over the workers."""
+
+    def synchronise_buffers(self) -> None:
+        """Make buffers (BatchNorm statistics) equal before an evaluation, where the strategy does so."""
+
+    def gradients(self) -> list[tuple[str, Tensor]]:
+        """Every parameter's gradient; an unused parameter's is zero, so that all ranks exchange the same."""
+        for _, parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [(name, p.grad) for name, p in self.parameters if p.grad is not None]
+
+
+class Strategy:
+    """A way to synchronise. Subclasses set what differs and register with `@strategy(name)`."""
+
+    synchroniser: Callable[[nn.Module, Context], Synchroniser] = Synchroniser
+    alone = False
+    """True for training on one rank with the whole batch."""
+    servers = 0
+    """Dedicated aggregator ranks, started beside the workers."""
+    formula = "0"
+    """The busiest link's bytes a step in words of N workers and S bytes of gradients."""
+
+    def attach(self, module: nn.Module, context: Context) -> Synchroniser:
+        """Bind a phase's module to this strategy on this rank."""
+        return type(self).synchroniser(module, context)
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        """Theory's bytes a step for gradients of these shapes with `element` bytes an element."""
+        return Traffic(0, 0, 0)
+
+    def serve(self, parameters: Iterable[Sequence[Tensor]], context: Context, *, steps: int) -> None:
+        """What an aggregator rank does; `parameters` holds each phase's trainable parameters."""
+        raise AssertionError("this strategy has no aggregator ranks")
+
+
+def strategy(name: str) -> Callable[[_S], _S]:
+    """Register a strategy class under `name`."""
+
+    def add(cls: _S) -> _S:
+        STRATEGIES.register(name)(cls)
+        return cls
+
+    return add
+
+
+def load(text: str) -> Strategy:
+    """The strategy of a spec such as `ddp-powersgd(rank=4)`."""
+    call = parse_one(text)
+    made: Strategy = apply(call, STRATEGIES.get(call.name))
+    return made
+
+
+def total_bytes(shapes: Sequence[torch.Size], element: int) -> int:
+    """S: the size of all gradients."""
+    return sum(shape.numel() for shape in shapes) * element
+
+
+def ring_traffic(size: float, workers: int) -> Traffic:
+    """What a ring all-reduce moves: every rank sends and receives 2(N-1)/N S at the same time."""
+    moved = 2 * (workers - 1) / workers * size
+    return Traffic(moved, moved, moved)
+
+
+def flatten(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
+    """One flat copy a dtype, with its members; `unflatten` writes it back."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return [(torch.cat([t.reshape(-1) for t in members]), members) for members in by_dtype.values()]
+
+
+def unflatten(flat: Tensor, members: Sequence[Tensor]) -> None:
+    """Copy a flat tensor's parts back into the tensors it was made of."""
+    for part, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True):
+        tensor.copy_(part.view_as(tensor))

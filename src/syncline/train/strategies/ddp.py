@@ -1,0 +1,140 @@
+"""`ddp`, `ddp-bf16`, `ddp-fp16`, `ddp-powersgd`: torch's DistributedDataParallel with its own hooks.
+
+A comm hook around torch's records each bucket's launch and end, so the report can tell what DDP hid from what it
+left exposed; the collectives are torch's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from syncline._compat import GradBucket
+from syncline.errors import UsageError
+from syncline.train.strategies.base import (
+    Context,
+    Strategy,
+    Synchroniser,
+    Traffic,
+    ring_traffic,
+    strategy,
+    total_bytes,
+)
+
+_Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
+
+
+class _Ddp(Synchroniser):
+    def __init__(self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float) -> None:
+        super().__init__(module, context)
+        self._plain = module
+        self.module = DistributedDataParallel(
+            module, process_group=context.group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+        )
+        self._hook, self._state = hook, state
+        self._last_launch: Any = None
+        self.module.register_comm_hook(None, self._recorded)
+
+    def backward(self, loss: Tensor) -> None:
+        self._last_launch = None
+        start = self.recorder.mark()
+        loss.backward()
+        # The pass has computed its last gradient when the last bucket is launched; what follows is waiting for it.
+        end = self._last_launch if self._last_launch is not None else self.recorder.mark()
+        self.recorder.add("backward", "backward", start, end)
+
+    def synchronise_buffers(self) -> None:
+        for buffer in self._plain.buffers():
+            dist.broadcast(buffer, src=0, group=self.context.group)
+
+    def _recorded(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        start = self._last_launch = self.recorder.mark("exchange")
+        step, unit, size = self.recorder.step, f"bucket {bucket.index()}", bucket.buffer().nbytes
+        future = self._hook(self._state, bucket)
+
+        def done(finished: torch.futures.Future[Tensor]) -> Tensor:
+            value = finished.value()
+            end = self.recorder.mark("exchange")
+            self.recorder.add("exchange", "all-reduce", start, end, unit=unit, bytes=size, step=step)
+            return value
+
+        return future.then(done)
+
+
+@strategy("ddp")
+class Ddp(Strategy):
+    """Bucketed all-reduce that overlaps the backward pass."""
+
+    formula = "2(N-1)/N*S"
+    hook: _Hook = staticmethod(default_hooks.allreduce_hook)
+    shrink = 1.0
+
+    def __init__(self, bucket_mb: float = 25.0) -> None:
+        if bucket_mb <= 0:
+            raise UsageError("bucket_mb must be positive, for example ddp(bucket_mb=25)")
+        self.bucket_mb = bucket_mb
+
+    def state(self, context: Context) -> Any:
+        """The state that torch's hook takes."""
+        return context.group
+
+    def attach(self, module: nn.Module, context: Context) -> Synchroniser:
+        return _Ddp(module, context, hook=self.hook, state=self.state(context), bucket_mb=self.bucket_mb)
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        return ring_traffic(total_bytes(shapes, element) * self.shrink, workers)
+
+
+@strategy("ddp-bf16")
+class DdpBf16(Ddp):
+    """DDP that sends BF16."""
+
+    formula = "2(N-1)/N*S/2"
+    hook = staticmethod(default_hooks.bf16_compress_hook)
+    shrink = 0.5
+
+
+@strategy("ddp-fp16")
+class DdpFp16(DdpBf16):
+    """DDP that sends FP16."""
+
+    hook = staticmethod(default_hooks.fp16_compress_hook)
+
+
+@strategy("ddp-powersgd")
+class DdpPowerSgd(Ddp):
+    """DDP with torch's PowerSGD hook, warm-started, with error feedback; dense for the first two steps."""
+
+    formula = "2(N-1)/N*(factors + vectors)"
+    hook = staticmethod(powerSGD_hook)
+
+    def __init__(self, rank: int = 4, bucket_mb: float = 25.0) -> None:
+        super().__init__(bucket_mb)
+        if rank < 1:
+            raise UsageError("ddp-powersgd needs rank >= 1, for example ddp-powersgd(rank=4)")
+        self.rank = rank
+
+    def state(self, context: Context) -> PowerSGDState:
+        return PowerSGDState(
+            process_group=context.group,
+            matrix_approximation_rank=self.rank,
+            start_powerSGD_iter=2,
+            warm_start=True,
+        )
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        return ring_traffic(sum(self._elements(shape) for shape in shapes) * element, workers)
+
+    def _elements(self, shape: torch.Size) -> int:
+        """Elements on the wire for one gradient, by the hook's rule: compress when it shrinks at least twofold."""
+        size = shape.numel()
+        if len(shape) < 2:
+            return size
+        rows, columns = shape[0], size // shape[0]
+        factors = min(rows, columns, self.rank) * (rows + columns)
+        return factors if factors * 2 < size else size

@@ -1,0 +1,58 @@
+"""`ring`: our own all-reduce from send and receive: N-1 hops that add, N-1 hops that spread the sums."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from syncline.train.strategies.base import (
+    Strategy,
+    Synchroniser,
+    Traffic,
+    flatten,
+    ring_traffic,
+    strategy,
+    total_bytes,
+    unflatten,
+)
+
+
+class _Ring(Synchroniser):
+    def synchronise(self) -> None:
+        workers = self.context.workers
+        for flat, members in flatten([gradient for _, gradient in self.gradients()]):
+            chunks = flat.tensor_split(workers)
+            rank = self.context.rank
+            for hop in range(workers - 1):
+                target = chunks[(rank - hop - 1) % workers]
+                incoming = torch.empty_like(target)
+                self._hop(chunks[(rank - hop) % workers], incoming, f"add {hop}")
+                target.add_(incoming)
+            for hop in range(workers - 1):
+                self._hop(chunks[(rank + 1 - hop) % workers], chunks[(rank - hop) % workers], f"spread {hop}")
+            unflatten(flat.div_(workers), members)
+
+    def _hop(self, outgoing: Tensor, incoming: Tensor, unit: str) -> None:
+        right = (self.context.rank + 1) % self.context.workers
+        left = (self.context.rank - 1) % self.context.workers
+        # Every rank knows every chunk's size, so both sides of an empty chunk skip it.
+        operations = []
+        if outgoing.numel():
+            operations.append(dist.P2POp(dist.isend, outgoing, right, self.context.group))
+        if incoming.numel():
+            operations.append(dist.P2POp(dist.irecv, incoming, left, self.context.group))
+        with self.recorder.span("exchange", "ring", unit=unit, bytes=outgoing.nbytes):
+            for work in dist.batch_isend_irecv(operations) if operations else []:
+                work.wait()
+
+
+@strategy("ring")
+class Ring(Strategy):
+    """All gradients as one flat tensor around a ring of ranks."""
+
+    synchroniser = _Ring
+    formula = "2(N-1)/N*S"
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        return ring_traffic(total_bytes(shapes, element), workers)

@@ -1,0 +1,180 @@
+"""The same session when ranks are already running (torchrun, `syncline cluster`, Slurm): this process is one of them.
+
+Every strategy gets a process group of its own over the launcher's store. A rank that fails says so in the store; its
+peers lose their connections, read the reason there, and all go on to the next strategy together.
+"""
+
+import json
+import os
+import time
+import traceback
+import zlib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from syncline._compat import PrefixStore, Store, rendezvous
+from syncline.errors import RankFailure, UsageError
+from syncline.report.results import Results
+from syncline.train.config import Config
+from syncline.train.runfolder import RunFolder, cores
+from syncline.train.session import Planned, Watcher, crashed, finish, plan_runs, start_results
+from syncline.train.strategies import load
+from syncline.train.worker import Assignment, run_rank
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process as one rank of several."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[Path, Results] | None:
+    """Take part in every run; rank 0 returns the run folder and the results, the others None."""
+    rank, world_size, local_rank, local_size = _coordinates()
+    if config.compare.scale:
+        raise UsageError("--scale starts ranks itself: leave it out under torchrun, or run without torchrun")
+    runs = _share(plan_runs(config, world_size=world_size), world_size)
+    store = _store(rank, world_size, timeout_s=config.train.timeout_s)
+    folder, results = None, None
+    if rank == 0:
+        folder = RunFolder(out, label=config.train.model)
+        note = "under a launcher: --nodes and --bandwidth are the launcher's business" if config.cluster.nodes else None
+        results = start_results(config, folder, cluster=None, note=note, ranks=local_size)
+        if "SYNCLINE_NODE" in os.environ:
+            results["network"]["emulated"] = True
+            results["network"]["nodes"] = _nodes(world_size)
+        for text in results["warnings"]:
+            watcher.note(text)
+    for number, run in enumerate(runs):
+        prefix = PrefixStore(f"run{number}", store)
+        if folder is not None:
+            watcher.begin(run)
+            path = folder.strategy(run.strategy, world_size=run.workers, several=False)
+            prefix.set("folder", str(path.absolute()))
+        records, failure = _take_part(run, config, prefix, rank, local_rank, local_size, watcher)
+        if folder is None or results is None:
+            continue
+        target = Path(prefix.get("folder").decode())
+        result = crashed(run, failure, target) if failure else finish(run, records, target, nodes=_nodes(world_size))
+        results["runs"].append(result)  # type: ignore[arg-type]
+        folder.save(results)
+        watcher.end(run, result)
+    _meet(store, "end", world_size)
+    return None if folder is None or results is None else (folder.path, results)
+
+
+def _share(runs: list[Planned], world_size: int) -> list[Planned]:
+    """With a fixed world size, aggregators are taken out of it: the last ranks."""
+    shared = []
+    for run in runs:
+        workers = world_size - run.servers if not load(run.strategy).alone else 1
+        if workers < 1:
+            raise UsageError(f"'{run.strategy}' needs more than {run.servers} ranks: raise --nproc-per-node")
+        if run.train.batch % workers:
+            raise UsageError(
+                f"a batch of {run.train.batch} does not divide over the {workers} workers of '{run.strategy}': "
+                f"use --batch {max(workers, run.train.batch // workers * workers)}"
+            )
+        shared.append(Planned(run.strategy, workers, run.servers, run.train))
+    return shared
+
+
+def _take_part(
+    run: Planned,
+    config: Config,
+    store: Store,
+    rank: int,
+    local_rank: int,
+    local_size: int,
+    watcher: Watcher,
+) -> tuple[list[dict[str, Any]], RankFailure | None]:
+    """Train in this run if this rank has a part in it, then meet everybody; rank 0 gets all records."""
+    total = run.workers + run.servers
+    folder = Path(store.get("folder").decode())
+    folder.mkdir(parents=True, exist_ok=True)
+    assignment = Assignment(
+        strategy=run.strategy,
+        train=run.train,
+        workers=run.workers,
+        servers=run.servers,
+        folder=str(folder),
+        emulated="SYNCLINE_NODE" in os.environ and run.workers > 1,
+        cores=max(1, cores() * total // min(total, local_size)),
+        launched_ns=time.perf_counter_ns(),
+    )
+    if rank < total:
+        try:
+            record = run_rank(
+                assignment,
+                rank=rank,
+                local_rank=local_rank,
+                node=int(os.environ.get("GROUP_RANK", 0)),
+                store=PrefixStore("group", store),
+                progress=watcher.step if rank == 0 else _silent,
+            )
+            store.set(f"record{rank}", zlib.compress(json.dumps(record).encode()))  # type: ignore[arg-type]
+        except UsageError:
+            raise
+        except Exception as error:
+            summary = f"{type(error).__name__}: {error}".splitlines()[0]
+            entry = {"rank": rank, "summary": summary, "traceback": traceback.format_exc(), "time": time.time()}
+            store.set(f"failed{rank}", json.dumps(entry))
+            store.set(f"record{rank}", "")
+    _meet(store, "done", int(os.environ["WORLD_SIZE"]))
+    if rank != 0:
+        return [], None
+    contents = [store.get(f"record{r}") for r in range(total)]
+    if all(contents):
+        return [json.loads(zlib.decompress(content)) for content in contents], None
+    entries = [json.loads(store.get(f"failed{r}")) for r, content in enumerate(contents) if not content]
+    first = min(entries, key=lambda entry: float(entry["time"]))
+    return [], RankFailure(
+        f"rank {first['rank']} failed: {first['summary']}",
+        rank=first["rank"],
+        summary=first["summary"],
+        traceback=first["traceback"],
+    )
+
+
+def _meet(store: Store, name: str, world_size: int) -> None:
+    """Every rank waits here for the others, without a process group."""
+    if store.add(f"{name}-count", 1) == world_size:
+        store.set(f"{name}-all", "1")
+    store.wait([f"{name}-all"])
+
+
+def _coordinates() -> tuple[int, int, int, int]:
+    missing = [name for name in _NEEDED if name not in os.environ]
+    if missing:
+        raise UsageError(f"RANK is set but not {', '.join(missing)}: start ranks with torchrun, or unset RANK")
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    except ValueError:
+        raise UsageError("RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be whole numbers") from None
+    if not 0 <= rank < world_size:
+        raise UsageError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
+    return rank, world_size, *local
+
+
+def _store(rank: int, world_size: int, *, timeout_s: float) -> Store:
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            raise UsageError(f"{address} is in use: choose another MASTER_PORT (torchrun --master-port)") from None
+        raise UsageError(f"cannot meet the other ranks at {address}: {str(error).splitlines()[0]}") from None
+    made: Store = store
+    return made
+
+
+def _nodes(world_size: int) -> int:
+    return max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+
+
+def _silent(_: dict[str, Any]) -> None:
+    """Only rank 0 speaks."""

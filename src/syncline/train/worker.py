@@ -1,0 +1,196 @@
+"""What one rank does for one strategy: join its peers, build the workload, train, report."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline._compat import Store
+from syncline.errors import UsageError
+from syncline.trace import Recorder
+from syncline.train.config import Train
+from syncline.train.loop import Loop, Progress
+from syncline.train.sampler import Sampler
+from syncline.train.strategies import Context, Strategy, load
+from syncline.train.strategies.base import total_bytes
+from syncline.train.wire import read_counters
+from syncline.train.workload import Workload, build, load_optimizer
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One strategy's run, the same for all its ranks. `train.batch` is this run's."""
+
+    strategy: str
+    train: Train
+    workers: int
+    servers: int
+    folder: str
+    emulated: bool
+    cores: int
+    launched_ns: int
+
+
+def run_rank(
+    assignment: Assignment, *, rank: int, local_rank: int, node: int, store: Store, progress: Progress
+) -> dict[str, Any]:
+    """Train as `rank`; returns a plain record of what it saw, spans included, for `assemble`."""
+    entered = time.perf_counter_ns()
+    train, strategy = assignment.train, load(assignment.strategy)
+    device = _device(train.device, local_rank)
+    torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
+    with _process_group(assignment, rank, store, device) as group:
+        joined = time.perf_counter_ns()
+        torch.manual_seed(train.seed * 10_007 + rank)
+        workload = build(train.model, train.data, seed=train.seed).to(device)
+        recorder = Recorder(rank=rank, device=device)
+        context = Context(rank=rank, workers=assignment.workers, recorder=recorder, group=group)
+        trainable = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
+        built = time.perf_counter_ns()
+        shapes = [p.shape for parameters in trainable for p in parameters]
+        element = max((p.element_size() for parameters in trainable for p in parameters), default=4)
+        record: dict[str, Any] = {
+            "rank": rank,
+            "node": node,
+            "host": socket.gethostname(),
+            "boot_id": _boot_id(),
+            "startup_ms": {
+                "launch": (entered - assignment.launched_ns) / 1e6,
+                "rendezvous": (joined - entered) / 1e6,
+                "build": (built - joined) / 1e6,
+            },
+            "synchronised_bytes": total_bytes(shapes, element),
+            "phases": len(workload.phases),
+            "theory": asdict(strategy.traffic(shapes, element, rank=rank, workers=assignment.workers)),
+        }
+        steps = train.steps or len(workload.train) // train.batch
+        if rank >= assignment.workers:
+            _serve(assignment, strategy, trainable, context, record, steps=train.epochs * steps)
+        else:
+            _train(assignment, strategy, workload, context, device, record, progress, steps=steps)
+            record["buffer_divergence"] = _buffer_divergence(workload, assignment.workers, group)
+        record["spans"] = [
+            [s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes] for s in recorder.spans()
+        ]  # fmt: skip
+        record["spans_dropped"] = recorder.dropped
+        return record
+
+
+def _train(
+    assignment: Assignment,
+    strategy: Strategy,
+    workload: Workload,
+    context: Context,
+    device: torch.device,
+    record: dict[str, Any],
+    progress: Progress,
+    *,
+    steps: int,
+) -> None:
+    train = assignment.train
+    loop = Loop(
+        workload=workload,
+        synchronisers=[strategy.attach(phase.module, context) for phase in workload.phases],
+        optimizers=[load_optimizer(train.optimizer or p.optimizer, p.module.parameters()) for p in workload.phases],
+        sampler=Sampler(
+            len(workload.train), batch=train.batch, seed=train.seed, rank=context.rank, workers=assignment.workers
+        ),
+        recorder=context.recorder,
+        device=device,
+        epochs=train.epochs,
+        steps=steps,
+        test_samples=train.test_samples,
+        count_wire=assignment.emulated,
+        log=Path(assignment.folder) / f"rank{context.rank}.steps.jsonl",
+        progress=progress,
+        synchronised_bytes=record["synchronised_bytes"],
+    )
+    outcome = loop.run()
+    record["losses"], record["epochs"], record["accuracy"] = outcome.losses, outcome.epochs, outcome.accuracy
+    record["wire"] = None if outcome.wire is None else asdict(outcome.wire)
+
+
+def _serve(
+    assignment: Assignment,
+    strategy: Strategy,
+    trainable: list[list[torch.nn.Parameter]],
+    context: Context,
+    record: dict[str, Any],
+    *,
+    steps: int,
+) -> None:
+    before = read_counters() if assignment.emulated else None
+    strategy.serve(trainable, context, steps=steps)
+    if before is not None:
+        moved = read_counters().since(before)
+        record["wire"] = {"sent": moved.sent / steps, "received": moved.received / steps}
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError("device 'cuda' was asked for and torch sees no GPU: use --set train.device=cpu")
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    if name != "cpu":
+        raise UsageError(f"unknown device '{name}': use auto, cpu or cuda")
+    return torch.device("cpu")
+
+
+@contextmanager
+def _process_group(
+    assignment: Assignment, rank: int, store: Store, device: torch.device
+) -> Iterator[dist.ProcessGroup | None]:
+    world_size = assignment.workers + assignment.servers
+    if world_size == 1:
+        yield None
+        return
+    cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=assignment.train.timeout_s),
+        device_id=device if cuda else None,
+    )
+    try:
+        group = dist.new_group(list(range(assignment.workers))) if assignment.servers else dist.group.WORLD
+        yield group
+        dist.barrier()  # a rank that leaves early would close connections that others still use
+    finally:
+        dist.destroy_process_group()
+
+
+def _buffer_divergence(workload: Workload, workers: int, group: dist.ProcessGroup | None) -> float:
+    """The largest difference between the ranks' floating-point buffers (BatchNorm statistics)."""
+    buffers = [
+        b.detach().float().flatten() for p in workload.phases for b in p.module.buffers() if b.is_floating_point()
+    ]
+    if workers == 1 or not buffers:
+        return 0.0
+    low = torch.cat(buffers)
+    high = low.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    return float((high - low).max())
+
+
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return f"{socket.gethostname()}-{os.getpid()}"

@@ -1,0 +1,90 @@
+"""A workload: a model with its losses, and the data that it trains on; all that a training loop needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline import spec
+from syncline.errors import UsageError
+from syncline.train.data import DATA, Batch, Dataset, Need, load_data
+from syncline.train.models import MODELS, OPTIMIZERS, Blueprint, Built, Classifier, Phase, load_optimizer
+from syncline.train.models.base import one_phase
+from syncline.train.models.own import import_own
+
+__all__ = [
+    "DATA", "MODELS", "OPTIMIZERS", "Batch", "Dataset", "Phase", "Workload", "build", "load_optimizer",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Phases to run in order in every step, data to run them on, and how to score a test batch.
+
+    `evaluate(batch)` gives (number correct, number counted); it is `None` where there is no accuracy.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    train: Dataset
+    test: Dataset | None
+    samples: str
+    evaluate: Callable[[Batch], tuple[float, int]] | None
+
+    def to(self, device: torch.device | str) -> "Workload":
+        """Move the phases' modules, in place; batches stay on the CPU until the loop moves them."""
+        for phase in self.phases:
+            phase.module.to(device)
+        return self
+
+
+def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
+    """The workload of two specs; the same on every rank for the same `seed`, which fixes model and data.
+
+    `model` is a registered name or the user's own `package.module:factory(args)`; `data` is a registered name or
+    `auto`, the model's own default. The global random state is left as it was.
+    """
+    call = spec.parse_one(model)
+    with torch.random.fork_rng(devices=[]):
+        # The CPU's generator alone: torch.manual_seed would also reseed every CUDA device.
+        torch.default_generator.manual_seed(seed)
+        if ":" in call.name:
+            made = spec.apply(call, import_own(call.name, "model"))
+            if isinstance(made, Workload):
+                return _own_workload(made, call, data)
+            blueprint = _own_module(made, call)
+        else:
+            blueprint = spec.apply(call, MODELS.get(call.name))
+            if not isinstance(blueprint, Blueprint):
+                raise UsageError(f"model '{call}' returned a {type(blueprint).__name__}, not a Blueprint")
+        source = load_data(blueprint.data if data == "auto" else data, blueprint.need, model=call.name, seed=seed)
+        built = blueprint.build(source)
+    return Workload(
+        name=str(call),
+        phases=built.phases,
+        train=source.train,
+        test=source.test,
+        samples=source.samples,
+        evaluate=built.score if source.test is not None else None,
+    )
+
+
+def _own_workload(made: Workload, call: spec.Call, data: str) -> Workload:
+    if data != "auto":
+        raise UsageError(f"model '{call}' is a whole workload and brings its own data: leave '{data}' out")
+    return made
+
+
+def _own_module(made: Any, call: spec.Call) -> Blueprint:
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"model '{call}' returned a {type(made).__name__}: return a torch.nn.Module that gives class scores of"
+            " images, or a syncline.train.workload.Workload"
+        )
+
+    def built(_: object) -> Built:
+        return one_phase(Classifier(made), optimizer="sgd(lr=0.01, momentum=0.9)")
+
+    return Blueprint(Need("images", channels=3), "shapes", built)
