@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "syncline"])
+_context.set_forkserver_preload(["torch", "torch._dynamo", "syncline.train.worker"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60) -> list[Any]:

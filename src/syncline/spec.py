@@ -87,7 +87,7 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
     except TypeError as error:
         skip = len(lead)
         legal = [p for p in list(signature.parameters.values())[skip:] if p.name not in extra]
-        takes = ", ".join(str(p).split(":")[0] + _default(p) for p in legal) or "no arguments"
+        takes = ", ".join(p.name + _default(p) for p in legal) or "no arguments"
         raise UsageError(f"'{call}': {error}; {call.name} takes ({takes})") from None
     return function(*lead, *call.args, **call.kwargs, **extra)
 

@@ -1,8 +1,6 @@
 """`syncline cluster`: run a command on emulated nodes, or measure their links."""
 
 import json
-import signal
-import sys
 from itertools import permutations
 from typing import Annotated
 
@@ -39,8 +37,6 @@ def cluster(
     if measure and nodes < 2:
         raise UsageError("there is no link to measure on one node: choose --nodes 2 or more")
     ensure_privileges(reexec=True)
-    # As an exception, so that the nodes' processes are gone before this one is.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
     with Cluster(nodes, bandwidth=bandwidth, latency=latency, loss=loss) as running:
         if measure:
             _measure(running, as_json=as_json)
@@ -57,7 +53,3 @@ def _measure(running: Cluster, *, as_json: bool) -> None:
             print(f"node {source} -> node {target}: {format_bandwidth(bits)}", flush=True)
     if as_json:
         print(json.dumps({"asked": running.bandwidth, "links": links}), flush=True)
-
-
-def _exit_on_signal(number: int, _: object) -> None:
-    sys.exit(128 + number)

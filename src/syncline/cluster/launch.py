@@ -21,7 +21,7 @@ from typing import Any
 from syncline.cluster.nodes import enter
 from syncline.errors import RankFailure, UsageError
 
-PRELOAD = ("torch", "torch.distributed", "syncline.train.worker")
+PRELOAD = ("torch", "torch._dynamo", "syncline.train.worker")
 _PR_SET_PDEATHSIG = 1
 _SETTLE_S = 1.0
 _GRACE_S = 3.0
@@ -174,6 +174,7 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _redirect(log)
     try:
+        os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
         os.environ.update(place.environment)
         if place.netns is not None:
             enter(place.netns)

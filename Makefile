@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up all they need: a virtual environment here, and (as root, with apt) Chromium and
+# Fashion-MNIST for the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo check test format clean
+
+setup: $(STAMP)
+
+# torch first and pinned: any other order may fetch a CUDA build of several gigabytes.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/syncline compare --recipe demo
+
+check: setup
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+test: check
+	sh scripts/system-packages.sh
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,127 @@
+"""Several NCCL ranks on one GPU: what each rank's environment needs, and the MPS daemon that they share."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from syncline.cluster.guarded import start_guarded
+from syncline.cluster.nodes import Node
+
+_CONTROL = "nvidia-cuda-mps-control"
+_FOLDER = "syncline-mps-"
+_PATIENCE_SECONDS = 10.0
+
+
+def gpu_count() -> int:
+    """The NVIDIA GPUs whose device files are here."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def rank_environment(rank: int, node: Node, *, ranks_on_gpu: int) -> dict[str, str]:
+    """What makes NCCL see ranks on emulated nodes as ranks on different hosts, and talk over the nodes' links.
+
+    NCCL refuses two ranks of one host on one GPU, so ranks that share a GPU are each a host of their own.
+    """
+    return {
+        "NCCL_HOSTID": f"host{rank if ranks_on_gpu > 1 else node.index}",
+        "NCCL_SOCKET_IFNAME": node.interface,
+        "NCCL_IB_DISABLE": "1",
+        "GLOO_SOCKET_IFNAME": node.interface,
+        # An MPS client has 2 by default; unrelated streams then wait for each other.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    }
+
+
+class Mps:
+    """A CUDA MPS daemon of our own, so that ranks share the GPU at the same time instead of taking turns.
+
+    `with Mps() as environment:` gives the variables for the ranks. They are empty where the machine has no MPS,
+    and where a daemon answers already (that one serves, and is left alone). Our daemon ends with the block, or
+    with this process, whatever ends it.
+    """
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> dict[str, str]:
+        control = shutil.which(_CONTROL)
+        if control is not None and not _answers(control, environment={}):
+            with ExitStack() as starting:
+                self._start(control, starting)
+                self._stack = starting.pop_all()
+        return self.environment
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the daemon that was started here; a second call does nothing."""
+        self.environment = {}
+        self._stack.close()
+
+    def _start(self, control: str, stack: ExitStack) -> None:
+        _sweep()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
+        # The lock says that the folder's owner lives; the kernel opens it at our end.
+        lock = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        environment = {}
+        for name in ("pipe", "log"):
+            Path(folder, name).mkdir()
+            environment[f"CUDA_MPS_{name.upper()}_DIRECTORY"] = str(Path(folder, name))
+        daemon = start_guarded([control, "-d"], environment=environment, stay=True)
+        stack.callback(_end, daemon)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _answers(control, environment=environment):
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                warnings.warn(f"{_CONTROL} did not start: ranks will take turns on the GPU", stacklevel=3)
+                return
+            time.sleep(0.05)
+        stack.callback(_ask, control, "quit", environment=environment)
+        self.environment = environment
+
+
+def _end(daemon: "subprocess.Popen[bytes]") -> None:
+    daemon.terminate()
+    daemon.wait()
+
+
+def _ask(control: str, question: str, *, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(  # noqa: S603 - NVIDIA's program
+        [control],
+        input=f"{question}\n",
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_PATIENCE_SECONDS,
+    )
+
+
+def _answers(control: str, *, environment: Mapping[str, str]) -> bool:
+    answer = _ask(control, "get_server_list", environment=environment)
+    return answer.returncode == 0 and "cannot find" not in (answer.stdout + answer.stderr).lower()
+
+
+def _sweep() -> None:
+    """Remove the folders of owners that were killed: ours by name and user, and locked by nobody."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            continue
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        except BlockingIOError:
+            pass  # its owner lives
+        finally:
+            os.close(lock)

@@ -1,0 +1,147 @@
+"""The wiring of a cluster: namespaces, a switch, cables and shaped links, made with pyroute2.
+
+A namespace here has no name and no process: it lives while a descriptor of it is open. The owner's end,
+however it comes, closes the descriptors, and the kernel removes namespaces, bridge, links and shapers.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from syncline.cluster import _linux
+from syncline.errors import UsageError
+
+INTERFACE = "sync0"
+MAX_NODES = 250
+MAX_BANDWIDTH = 8 * (2**32 - 1)  # tbf's rate field: 32 bits of bytes a second
+# 512 KiB at 1 Gbit/s: less holds back single messages better, but loses rate when the cores are busy.
+_BURST_SECONDS = 512 * 1024 * 8 / 1e9
+_MIN_BURST = 32 * 1024
+_QUEUE_SECONDS = 0.05  # a shallow queue makes several BBR flows collapse
+_NO_SUCH_KIND = 2  # ENOENT: the kernel's answer to a qdisc that it was built without
+_MISSING = {
+    "tbf": "this kernel has no tbf, so links cannot be shaped: leave the bandwidth out",
+    "netem": "this kernel has no netem, so links cannot have latency or loss: leave them out",
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What every node's link does to packets; `None` and 0 leave them alone."""
+
+    bandwidth: int | None = None
+    latency: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Qdisc:
+    """One queueing discipline of an interface, as pyroute2 takes it."""
+
+    kind: str
+    handle: str
+    options: dict[str, Any]
+
+
+def address(index: int) -> str:
+    """The address of a node; every cluster has its own namespaces, so all clusters use the same ones."""
+    return f"10.77.0.{index + 1}"
+
+
+def uplink(link: Link) -> list[Qdisc]:
+    """From a node to the switch: latency and loss (here alone, so once on every path), then the rate."""
+    if not (link.latency or link.loss):
+        return downlink(link)
+    # Enough packets for twice what is in flight, or netem itself would drop.
+    flight = (link.bandwidth or 40 * 10**9) * link.latency / 8 / 1500
+    delay = {"delay": round(link.latency * 1e6), "loss": link.loss * 100, "limit": max(1000, round(2 * flight))}
+    below = [Qdisc(q.kind, "10:", {**q.options, "parent": "1:1"}) for q in downlink(link)]
+    return [Qdisc("netem", "1:", delay), *below]
+
+
+def downlink(link: Link) -> list[Qdisc]:
+    """From the switch to a node: the rate."""
+    if link.bandwidth is None:
+        return []
+    burst = max(_MIN_BURST, round(link.bandwidth / 8 * _BURST_SECONDS))
+    limit = burst + round(link.bandwidth / 8 * _QUEUE_SECONDS)
+    return [Qdisc("tbf", "1:", {"rate": link.bandwidth // 8, "burst": burst, "limit": limit})]
+
+
+def build(count: int, *, link: Link, keep: list[int]) -> None:
+    """Wire `count` nodes to a switch; appends the descriptors to `keep`, as they are made: switch, then nodes."""
+    _pyroute2()
+    # In a thread: entering a namespace moves a thread for good (an ordinary user has no way back), so the
+    # caller's own stays where it is.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(_build, count, link, keep).result()
+
+
+def _build(count: int, link: Link, keep: list[int]) -> None:
+    for _ in range(count + 1):
+        try:
+            _linux.unshare(_linux.CLONE_NEWNET)
+        except OSError as error:
+            raise UsageError(
+                f"the kernel refuses a network namespace ({error.strerror}): "
+                "raise user.max_net_namespaces, or leave the sandbox that forbids it"
+            ) from None
+        keep.append(_linux.open_own_network())
+    switch, nodes = keep[0], keep[1:]
+    with _inside(switch) as ip:
+        ip.link("add", ifname="switch", kind="bridge", br_mcast_snooping=0)
+        bridge = _index(ip, "switch")
+        _up(ip, bridge)
+        for number, node in enumerate(nodes):
+            peer = {"ifname": INTERFACE, "net_ns_fd": node}
+            ip.link("add", ifname=f"port{number}", kind="veth", peer=peer)
+            port = _index(ip, f"port{number}")
+            _shape(ip, port, downlink(link))
+            _up(ip, port, master=bridge)
+    for number, node in enumerate(nodes):
+        with _inside(node) as ip:
+            interface = _index(ip, INTERFACE)
+            _up(ip, _index(ip, "lo"))
+            _shape(ip, interface, uplink(link))
+            ip.addr("add", index=interface, address=address(number), prefixlen=24)
+            _up(ip, interface)
+
+
+@contextmanager
+def _inside(descriptor: int) -> Iterator[Any]:
+    _linux.setns(descriptor, _linux.CLONE_NEWNET)
+    with _pyroute2().IPRoute() as ip:
+        yield ip
+
+
+def _index(ip: Any, name: str) -> int:
+    return int(ip.link_lookup(ifname=name)[0])
+
+
+def _up(ip: Any, index: int, **settings: Any) -> None:
+    # No IPv6 addresses: their neighbour discovery would add bytes that no rank sent.
+    quiet = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
+    ip.link("set", index=index, IFLA_AF_SPEC=quiet)
+    ip.link("set", index=index, state="up", **settings)
+
+
+def _shape(ip: Any, index: int, qdiscs: list[Qdisc]) -> None:
+    error = _pyroute2().netlink.exceptions.NetlinkError
+    for qdisc in qdiscs:
+        try:
+            ip.tc("add", qdisc.kind, index, qdisc.handle, **qdisc.options)
+        except error as failure:
+            if failure.code != _NO_SUCH_KIND:
+                raise
+            raise UsageError(_MISSING[qdisc.kind]) from None
+
+
+def _pyroute2() -> Any:
+    try:
+        import pyroute2
+        import pyroute2.netlink.exceptions
+    except ImportError:
+        raise UsageError("emulated nodes need pyroute2: pip install pyroute2") from None
+    return pyroute2

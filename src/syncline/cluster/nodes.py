@@ -1,0 +1,104 @@
+"""Emulated nodes: a `Cluster` owns them, a `Node` says where one is, `enter` moves a process into it."""
+
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from syncline.cluster import _linux, network
+from syncline.cluster.privileges import ensure_privileges
+from syncline.cluster.units import format_bandwidth, parse_bandwidth, parse_share, parse_time
+from syncline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Node:
+    """One emulated node. `netns` is a path that another process can open while the cluster lives."""
+
+    index: int
+    name: str
+    address: str
+    interface: str
+    netns: str
+
+
+def enter(node: Node | str) -> None:
+    """Move the calling thread, and what it starts from now on, into a node (or the path of its namespace).
+
+    Call it while the process has one thread; there is no way back for an ordinary user.
+    """
+    path = node.netns if isinstance(node, Node) else node
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        text = f"cannot open the namespace {path} (is its cluster still running?): {error.strerror}"
+        raise type(error)(error.errno, text) from None
+    try:
+        _linux.setns(descriptor, _linux.CLONE_NEWNET)
+    except OSError as error:
+        text = f"cannot enter the namespace {path}: {os.strerror(error.errno or 0)}"
+        raise type(error)(error.errno, text) from None
+    finally:
+        os.close(descriptor)
+
+
+class Cluster:
+    """Nodes on one machine, each with its own network namespace, on one switch, over shaped links.
+
+    Nothing appears in the machine's own namespace, and nothing has a name. All of it hangs on descriptors
+    of this process, so `close()`, the end of a `with` block, an error, a signal or even SIGKILL removes all.
+    A process that entered a node keeps that node's namespace until it ends; its link is gone with the switch.
+
+    `bandwidth` holds in each direction of each node's link, `latency` and `loss` on each way between two
+    nodes. An ordinary user's process becomes root of its own user namespace (see `ensure_privileges`).
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        *,
+        bandwidth: str | int | None = None,
+        latency: str | float | None = None,
+        loss: str | float | None = None,
+    ) -> None:
+        if not 1 <= nodes <= network.MAX_NODES:
+            raise UsageError(f"{nodes} nodes cannot be emulated: choose 1 to {network.MAX_NODES}")
+        self.bandwidth = None if bandwidth is None else parse_bandwidth(bandwidth)
+        self.latency = parse_time(latency or 0)
+        self.loss = parse_share(loss or 0)
+        if self.bandwidth is not None and not 8000 <= self.bandwidth <= network.MAX_BANDWIDTH:
+            most = format_bandwidth(network.MAX_BANDWIDTH)
+            raise UsageError(
+                f"a link of {format_bandwidth(self.bandwidth)} cannot be shaped: choose 8kbit to {most}, or none"
+            )
+        link = network.Link(bandwidth=self.bandwidth, latency=self.latency, loss=self.loss)
+        ensure_privileges()
+        self._descriptors: list[int] = []
+        try:
+            network.build(nodes, link=link, keep=self._descriptors)
+        except BaseException:
+            self.close()
+            raise
+        self.nodes = tuple(
+            Node(
+                index=index,
+                name=f"node{index}",
+                address=network.address(index),
+                interface=network.INTERFACE,
+                netns=f"/proc/{os.getpid()}/fd/{descriptor}",
+            )
+            for index, descriptor in enumerate(self._descriptors[1:])
+        )
+
+    def close(self) -> None:
+        """Remove everything; a second call does nothing."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

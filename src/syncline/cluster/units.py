@@ -1,0 +1,59 @@
+"""Bandwidths, times and loss shares as people write them.
+
+>>> parse_bandwidth("1Gbit"), parse_bandwidth("100M"), format_bandwidth(1_500_000_000)
+(1000000000, 100000000, '1.5Gbit')
+>>> parse_time("5ms"), parse_share("0.1%")
+(0.005, 0.001)
+"""
+
+import math
+import re
+
+from syncline.errors import UsageError
+
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BANDWIDTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgGtT]?)(?:(?i:bits?|bit/s|bits/s)|bps|b/s)?")
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs)?")
+
+
+def parse_bandwidth(text: str | int | float) -> int:
+    """Bits a second; a plain number is bits a second already."""
+    match = _BANDWIDTH.fullmatch(str(text).strip()) if not isinstance(text, float) else None
+    if match:
+        bits = round(float(match[1]) * _SCALES[match[2].lower()])
+    elif isinstance(text, float) and math.isfinite(text):
+        bits = round(text)
+    else:
+        bits = 0
+    if bits <= 0:
+        raise UsageError(f"'{text}' is not a bandwidth: write for example 1Gbit, 100Mbit or 500kbit (bits a second)")
+    return bits
+
+
+def format_bandwidth(bits: float) -> str:
+    """A bandwidth as a person writes it, four digits at most."""
+    for unit, scale in (("Gbit", 10**9), ("Mbit", 10**6), ("kbit", 10**3)):
+        if bits >= scale:
+            return f"{float(f'{bits / scale:.4g}'):g}{unit}"
+    return f"{bits:g}bit"
+
+
+def parse_time(text: str | int | float) -> float:
+    """Seconds; a plain number is seconds already."""
+    match = _TIME.fullmatch(str(text).strip())
+    if match is None:
+        raise UsageError(f"'{text}' is not a time: write for example 5ms, 250us or 0.1s")
+    return float(match[1]) * _SECONDS[match[2] or ""]
+
+
+def parse_share(text: str | int | float) -> float:
+    """A share between 0 and 1, written as `0.1%` or `0.001`."""
+    word = str(text).strip()
+    try:
+        share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(f"'{text}' is not a share of packets: write for example 0.1% or 0.001")
+    return share

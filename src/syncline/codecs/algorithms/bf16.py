@@ -1,0 +1,27 @@
+"""bf16: half the bytes by rounding."""
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.coder import Coder, cast
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.state import State
+
+
+def coder() -> Coder:
+    """The coder that rounds to bfloat16."""
+    return cast(torch.bfloat16)
+
+
+@codec("bf16", tail=coder, takes=("gradient", "values", "factors", "scales"))
+def bf16(grad: Tensor, state: State) -> Steps:
+    """Round to bfloat16: float32's range with 8 bits of precision.
+
+    Paper: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019.
+    Formula: out = sum over ranks of bf16(g / N).
+    Use it: nearly always safe; the baseline that other compressors have to beat.
+    Costs: 2 bytes a value, no state. An all-reduce also sums in bfloat16; gathering exchanges sum in float32.
+    """
+    out: Out = yield Merge(grad, coder())
+    return out

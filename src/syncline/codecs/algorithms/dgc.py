@@ -1,0 +1,33 @@
+"""dgc: the largest values of the accumulated momentum."""
+
+import torch
+from torch import Tensor
+
+from syncline.codecs import ops
+from syncline.codecs.algorithms.graddrop import decode, encode
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Gather, Out, Steps
+from syncline.codecs.state import State
+
+
+@codec("dgc", feedback="own", carries="values", spread=True)
+def dgc(grad: Tensor, state: State, *, ratio: float = 0.01, momentum: float = 0.9, clip: float = 0.0) -> Steps:
+    """Accumulate momentum locally, send what has grown large, and forget the momentum of what was sent.
+
+    Paper: Y. Lin et al., Deep Gradient Compression, ICLR 2018 (momentum correction, factor masking, clipping).
+    Formula: u = momentum * u + g; v = v + u; out = mean of (v where |v| >= t, else 0); u, v = 0 where sent.
+    Use it: 100- to 1000-fold on slow links, with a plain SGD optimizer: the momentum is in here. Warm it up with
+    `warmup(dgc(0.001), steps=1000, ramp=true)`. `clip` bounds the norm of g, times 1/sqrt(ranks).
+    Costs: 8 bytes for each of 1.25 * ratio * n slots; residual and momentum tensors; a pass and a small sort.
+    """
+    if not 0 < ratio <= 1 or not 0 <= momentum < 1 or clip < 0:
+        raise ValueError(f"ratio {ratio}, momentum {momentum}, clip {clip}: use 0..1, 0..<1 and 0 or more")
+    if clip:
+        grad = grad * (clip / state.world**0.5 / grad.norm().clamp(min=1e-30)).clamp(max=1)
+    u = grad + momentum * state.get("momentum", torch.zeros_like(grad)).view_as(grad)
+    v = state.compensate(u)
+    replies = yield Gather(encode(v, ratio=ratio, seed=state.rank_seed))
+    parts = [decode(reply, v.numel(), ratio=ratio) for reply in replies]
+    values, indices = replies[state.rank]
+    sent = ops.densify((values != 0).float(), indices, v.numel())
+    return Out(sum(parts[1:], parts[0]) / state.world, parts[state.rank], {"momentum": u * (sent == 0)})

@@ -1,0 +1,34 @@
+"""efsignsgd: the sign, times the mean magnitude."""
+
+from torch import Tensor
+
+from syncline.codecs import ops
+from syncline.codecs.coder import Payload, coder
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.state import State
+
+
+def encode(x: Tensor) -> Payload:
+    return ops.sign_encode_l1(x)
+
+
+def decode(payload: Payload, count: int) -> Tensor:
+    packed, scale = payload
+    return ops.sign_decode(packed, scale, -scale, count)
+
+
+CODER = coder(encode, decode)
+
+
+@codec("efsignsgd", feedback=True, carries="scales")
+def efsignsgd(grad: Tensor, state: State) -> Steps:
+    """Send the sign and one scale, the mean magnitude.
+
+    Paper: S. Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019.
+    Formula: out = mean of sign(g) * ||g||_1 / n, with sign(0) = 1.
+    Use it: like onebit, with a convergence proof; better than onebit where gradients are symmetric.
+    Costs: 1 bit a value and 4 bytes; one residual tensor; two passes over the gradient.
+    """
+    out: Out = yield Merge(grad, CODER)
+    return out

@@ -1,0 +1,27 @@
+"""fp16: half the bytes by rounding."""
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.coder import Coder, cast
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.state import State
+
+
+def coder() -> Coder:
+    """The coder that rounds to float16."""
+    return cast(torch.float16)
+
+
+@codec("fp16", tail=coder, takes=("gradient", "values", "factors", "scales"))
+def fp16(grad: Tensor, state: State) -> Steps:
+    """Round to float16: 10 bits of mantissa, values up to 65504.
+
+    Paper: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; torch's `fp16_compress_hook`.
+    Formula: out = sum over ranks of fp16(clip(g / N, +-65504)).
+    Use it: when gradients are of moderate size (a loss scale can help); else bf16 is safer.
+    Costs: 2 bytes a value, no state. An all-reduce also sums in float16; what leaves its range becomes inf.
+    """
+    out: Out = yield Merge(grad, coder())
+    return out

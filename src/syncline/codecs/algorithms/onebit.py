@@ -1,0 +1,34 @@
+"""onebit: one bit a value, and the mean of either side."""
+
+from torch import Tensor
+
+from syncline.codecs import ops
+from syncline.codecs.coder import Payload, coder
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.state import State
+
+
+def encode(x: Tensor) -> Payload:
+    return ops.sign_encode(x)
+
+
+def decode(payload: Payload, count: int) -> Tensor:
+    packed, positive, negative = payload
+    return ops.sign_decode(packed, positive, negative, count)
+
+
+CODER = coder(encode, decode)
+
+
+@codec("onebit", feedback=True, carries="scales")
+def onebit(grad: Tensor, state: State) -> Steps:
+    """Send the sign; read it back as the mean of the values of that sign.
+
+    Paper: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
+    Formula: out = mean of (mean(g[g >= 0]) where g >= 0, else mean(g[g < 0])).
+    Use it: 32-fold with little arithmetic, for dense gradients of one scale; depends on its residual.
+    Costs: 1 bit a value and 8 bytes; one residual tensor; two passes over the gradient.
+    """
+    out: Out = yield Merge(grad, CODER)
+    return out

@@ -1,0 +1,33 @@
+"""tbq: plus or minus a fixed threshold, or nothing."""
+
+from torch import Tensor
+
+from syncline.codecs import ops
+from syncline.codecs.coder import Payload, coder
+from syncline.codecs.definition import codec
+from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.state import State
+
+
+def encode(x: Tensor, *, tau: float) -> Payload:
+    return (ops.ternary_encode(x, threshold=tau),)
+
+
+def decode(payload: Payload, count: int, *, tau: float) -> Tensor:
+    (packed,) = payload
+    return ops.ternary_decode(packed, tau, count)
+
+
+@codec("tbq", feedback=True)
+def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
+    """Send tau with the gradient's sign where its magnitude exceeds tau, else zero.
+
+    Paper: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015.
+    Formula: out = mean of (tau * sign(g) where |g| > tau, else 0).
+    Use it: when the size of the gradients is known and steady; tau is to be tuned, near their typical size.
+    Costs: 2 bits a value; one residual tensor; one pass over the gradient.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau is {tau}: use a number above 0")
+    out: Out = yield Merge(grad, coder(encode, decode, tau=float(tau)))
+    return out

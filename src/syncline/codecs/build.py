@@ -1,0 +1,230 @@
+"""From a spec to a `Codec`: arguments checked, chain checked, sizes and requests known before any data is."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline import spec
+from syncline.codecs.coder import Coder, then
+from syncline.codecs.definition import CODECS, Definition
+from syncline.codecs.program import Run, lower
+from syncline.codecs.requests import Gather, Out, Result, Steps
+from syncline.codecs.state import State
+from syncline.codecs.wire import layout_of, nbytes
+from syncline.errors import UsageError
+
+LATE = 1 << 40
+"""A step past every warm-up; even, so that LATE and LATE + 1 are both halves of an alternating codec."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication of a codec: what kind, how many values, written by which coder, bytes of one payload."""
+
+    kind: str
+    count: int
+    nbytes: int
+    coder: Coder | None
+
+    @property
+    def adds(self) -> bool:
+        """Whether payloads may be summed as they are, so that an all-reduce serves."""
+        return self.coder is not None and self.coder.adds
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A codec with its arguments and the rest of its chain, ready to run."""
+
+    definition: Definition
+    options: Mapping[str, Any]
+    text: str
+    feedback: bool | str
+    view: str
+    spread: bool
+    inner: "Codec | None" = None
+    tail: Coder | None = None
+    calls: tuple[spec.Call, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Codec) and self.text == other.text
+
+    def generate(self, grad: Tensor, state: State) -> Steps:
+        """The author's generator on a gradient, without feedback and chain."""
+        extra = {"inner": self.inner} if self.inner else {}
+        steps: Steps = self.definition.function(grad, state, **extra, **self.options)
+        return steps
+
+    def run(self, **where: Any) -> Run:
+        """A `Run` of this codec; `where` is names, step, rank, world, seed."""
+        return Run(self, **where)
+
+    def with_options(self, **options: Any) -> "Codec":
+        """The same codec with some options changed."""
+        return replace(self, options={**self.options, **options})
+
+    def describe(self) -> dict[str, Any]:
+        """Plain facts for tables and reports: spec, options, feedback, kinds of request, first line of the docs."""
+        doc = inspect.getdoc(self.definition.function) or ""
+        return {
+            "spec": self.text,
+            "name": self.definition.name,
+            "options": {**self.options, **({"inner": str(self.inner)} if self.inner else {})},
+            "feedback": bool(self.feedback),
+            "view": self.view,
+            "requests": [r.kind for r in self.rounds((256, 256))],
+            "summary": doc.partition("\n")[0],
+        }
+
+    def rounds(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE
+    ) -> tuple[Round, ...]:
+        """The communications of one step for a gradient of this shape, without running it on data."""
+        return _rounds(self, tuple(shape), dtype, step)
+
+    def wire_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, world_size: int = 2, exchange: Any = None,
+        *, step: int | None = None,
+    ) -> float:  # fmt: skip
+        """Bytes that a rank sends for a gradient of this shape in one step.
+
+        Without an `exchange`, the bytes of its payloads, counted once; with a built exchange, what the busiest
+        rank sends in it. Without a `step`, the average of two late steps (acpsgd alternates).
+        """
+        if step is None:
+            both = [self.wire_bytes(shape, dtype, world_size, exchange, step=s) for s in (LATE, LATE + 1)]
+            return sum(both) / 2 if both[0] != both[1] else both[0]
+        rounds = self.rounds(shape, dtype, step=step)
+        if exchange is None:
+            return sum(r.nbytes for r in rounds)
+        sent: list[list[int]] = [exchange.sent_bytes(r, world_size) for r in rounds]
+        per_rank: list[int] = [sum(bytes) for bytes in zip(*sent, strict=True)]
+        return max(per_rank)
+
+
+def available() -> list[str]:
+    """The names of all codecs, those of installed packages included."""
+    return CODECS.names()
+
+
+def build(text: "str | Codec | tuple[spec.Call, ...]") -> Codec:
+    """The codec that a spec describes, `"topk(0.01) | int8"`; what cannot be is a `UsageError` with the choices."""
+    if isinstance(text, Codec):
+        return text
+    calls = spec.parse(text) if isinstance(text, str) else text
+    codecs = [_one(call) for call in calls]
+    head, tails = codecs[0], []
+    for before, after in pairwise(codecs):
+        _check_link(before, after, spec.show(calls))
+        assert after.definition.tail is not None
+        tails.append(after.definition.tail(**after.options))
+    tail = reduce(then, tails) if tails else None
+    return replace(head, tail=tail, text=spec.show(calls), calls=calls)
+
+
+def _one(call: spec.Call) -> Codec:
+    definition = CODECS.get(call.name)
+    kwargs = dict(call.kwargs)
+    feedback = kwargs.pop("feedback", None)
+    args, inner = call.args, None
+    if definition.wraps:
+        if not args:
+            raise UsageError(f"'{call}' needs a codec: write {call.name}(topk(0.01), ...)")
+        inner, args = build(args[0]), args[1:]
+    parameters = list(inspect.signature(definition.function).parameters)[3 if inner else 2 :]
+    named = dict(zip(parameters, args, strict=False))
+    # Positional arguments may name keyword-only options in order; `apply` then checks the whole against them.
+    rest = args[len(named) :]
+    if set(named) & set(kwargs):
+        raise UsageError(f"'{call}': '{min(set(named) & set(kwargs))}' is given twice")
+    checked = spec.Call(call.name, rest, {**named, **kwargs})
+    extra = {"inner": inner} if inner else {}
+    spec.apply(checked, _signature_only(definition), None, None, **extra)
+    base: Definition | Codec = inner or definition
+    if feedback not in (None, True, False):
+        raise UsageError(f"'{call}': feedback is {feedback!r}; use true or false")
+    if feedback is False and base.feedback == "own":
+        raise UsageError(f"'{call}': {call.name} is made of its feedback and cannot run without it")
+    chosen = base.feedback if feedback is None or base.feedback == "own" else feedback
+    options = {**_defaults(definition), **named, **kwargs}
+    made = Codec(definition, options, str(call), chosen, base.view, base.spread, inner, calls=(call,))
+    _try_out(made)
+    return made
+
+
+def _defaults(definition: Definition) -> dict[str, Any]:
+    parameters = inspect.signature(definition.function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def _signature_only(definition: Definition) -> Any:
+    def check(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    check.__signature__ = inspect.signature(definition.function)  # type: ignore[attr-defined]
+    return check
+
+
+def _try_out(codec: Codec) -> None:
+    """Run the codec once on a few zeros, so that bad options are refused here and not in the first step."""
+    try:
+        _dry(codec, torch.zeros(2, 4, 4) if codec.view == "matrix" else torch.zeros(5), LATE)
+    except UsageError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"'{codec}': {error}") from error
+
+
+def _check_link(before: Codec, after: Codec, whole: str) -> None:
+    carries = _carries(before)
+    legal = [n for n in CODECS.names() if carries in CODECS.get(n).takes and n != before.definition.name]
+    if after.definition.name in legal:
+        return
+    choices = ", ".join(legal) or "nothing"
+    carries = "no floats" if carries == "nothing" else carries
+    raise UsageError(
+        f"'{whole}': {before.definition.name} puts {carries} on the wire, which {after.definition.name} cannot"
+        f" write; after {before.definition.name} you can chain {choices}"
+    )
+
+
+def _carries(codec: Codec) -> str:
+    return _carries(codec.inner) if codec.inner else codec.definition.carries
+
+
+@lru_cache(maxsize=16384)
+def _rounds(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> tuple[Round, ...]:
+    try:
+        return _dry(codec, torch.empty(shape, dtype=dtype, device="meta"), step)
+    except (NotImplementedError, RuntimeError, ValueError, TypeError):
+        return _dry(codec, torch.zeros(shape, dtype=dtype), step)
+
+
+def _dry(codec: Codec, grad: Tensor, step: int) -> tuple[Round, ...]:
+    run = codec.run(step=step, world=2)
+    rounds: list[Round] = []
+    now = run.start(grad)
+    while not isinstance(now, Result):
+        if isinstance(now, Gather):
+            size = nbytes(layout_of(now.payload))
+            rounds.append(Round("gather", size, size, None))
+            now = run.resume([now.payload, now.payload])
+            continue
+        merge = lower(now)
+        count = merge.tensor.numel()
+        kind = type(now).__name__.lower()
+        rounds.append(Round(kind, count, nbytes(merge.coder.layout(count)), merge.coder))
+        now = run.resume(Out(now.tensor, now.tensor) if kind == "merge" else now.tensor)
+    return tuple(rounds)

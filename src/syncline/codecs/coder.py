@@ -1,0 +1,137 @@
+"""Coders: a pair of functions that write a flat tensor as a payload, and read it back; and their composition."""
+
+import inspect
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.wire import Layout, layout_of
+
+Payload = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Coder:
+    """How a flat float tensor is written. Equal coders write alike, whatever the data: sizes follow from them.
+
+    `encoder(x, **options)` gives a tuple of tensors whose shapes depend on `x.numel()` alone;
+    `decoder(payload, count, **options)` gives the flat tensor back, or raises `ValueError`. Either may take
+    `seed`. `adds` promises one tensor in the payload, and that the sum of payloads decodes to the sum.
+    """
+
+    encoder: Callable[..., Payload]
+    decoder: Callable[..., Tensor]
+    options: tuple[tuple[str, Hashable], ...] = ()
+    adds: bool = False
+
+    def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
+        """The payload of a flat tensor."""
+        return self.encoder(x, **self._options(self.encoder, seed))
+
+    def decode(self, payload: Payload, count: int, *, seed: int = 0) -> Tensor:
+        """The `count` values of a payload; `ValueError` if it cannot be one of this coder's."""
+        return self.decoder(payload, count, **self._options(self.decoder, seed))
+
+    def layout(self, count: int) -> Layout:
+        """Shapes and dtypes of the payload of `count` values: known without the data, so nobody asks for sizes."""
+        return _layout(self, count)
+
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Whether values of `dtype` come back exactly as they were."""
+        return self.encoder is _encode_cast and dict(self.options)["dtype"] == dtype
+
+    def _options(self, function: Callable[..., Any], seed: int) -> dict[str, Any]:
+        return {**dict(self.options), **({"seed": seed} if _takes_seed(function) else {})}
+
+
+def coder(
+    encoder: Callable[..., Payload], decoder: Callable[..., Tensor], *, adds: bool = False, **options: Hashable
+) -> Coder:
+    """A `Coder` whose functions get `options` as keyword arguments."""
+    return Coder(encoder, decoder, tuple(sorted(options.items())), adds)
+
+
+def then(head: Coder, tail: Coder) -> Coder:
+    """A coder that writes as `head` does and then writes every float tensor of that payload with `tail`."""
+    if head.encoder is _encode_cast:
+        return tail
+    return Coder(_encode_both, _decode_both, (("head", head), ("tail", tail)), head.adds and tail.adds)
+
+
+def split(payload: Payload, tail: Coder, *, seed: int = 0) -> Payload:
+    """The payload with every float tensor replaced by the tensors that `tail` writes for it."""
+    out: list[Tensor] = []
+    for part in payload:
+        out += tail.encode(part.reshape(-1).float(), seed=seed) if part.dtype.is_floating_point else (part,)
+    return tuple(out)
+
+
+def join(parts: Payload, tail: Coder, layout: Layout, *, seed: int = 0) -> Payload:
+    """Undo `split`: `layout` is that of the payload that was split."""
+    out, at = [], 0
+    for shape, dtype in layout:
+        if not dtype.is_floating_point:
+            out.append(parts[at])
+            at += 1
+            continue
+        count = torch.Size(shape).numel()
+        width = len(tail.layout(count))
+        out.append(tail.decode(parts[at : at + width], count, seed=seed).to(dtype).reshape(shape))
+        at += width
+    return tuple(out)
+
+
+def _encode_both(x: Tensor, *, head: Coder, tail: Coder, seed: int) -> Payload:
+    return split(head.encode(x, seed=seed), tail, seed=seed)
+
+
+def _decode_both(payload: Payload, count: int, *, head: Coder, tail: Coder, seed: int) -> Tensor:
+    return head.decode(join(payload, tail, head.layout(count), seed=seed), count, seed=seed)
+
+
+def cast(dtype: torch.dtype) -> Coder:
+    """The values as they are, in `dtype`. Half-precision sums are made in float32 wherever we do the summing."""
+    return _cast(dtype)
+
+
+def _encode_cast(x: Tensor, *, dtype: torch.dtype) -> Payload:
+    if dtype == torch.float16:
+        # Saturate, so that a large finite value stays finite; inf and nan pass as they are.
+        limit = torch.finfo(dtype).max
+        return (torch.where(x.isinf(), x, x.clamp(-limit, limit)).to(dtype),)
+    return (x.to(dtype),)
+
+
+def _decode_cast(payload: Payload, count: int, *, dtype: torch.dtype) -> Tensor:
+    (x,) = payload
+    if x.dtype != dtype or x.numel() != count:
+        raise ValueError(f"{count} values of {dtype} are needed, not {x.numel()} of {x.dtype}")
+    x = x.reshape(-1)
+    return x.float() if dtype in (torch.float16, torch.bfloat16) else x
+
+
+@lru_cache(maxsize=64)
+def _cast(dtype: torch.dtype) -> Coder:
+    return coder(_encode_cast, _decode_cast, adds=True, dtype=dtype)
+
+
+DENSE = cast(torch.float32)
+"""Plain float32 values."""
+
+
+@lru_cache(maxsize=65536)
+def _layout(coder: Coder, count: int) -> Layout:
+    # On the meta device shapes come without data or time; an operator that cannot run there gets real zeros.
+    try:
+        return layout_of(coder.encode(torch.empty(count, device="meta")))
+    except (NotImplementedError, RuntimeError, ValueError, TypeError):
+        return layout_of(coder.encode(torch.zeros(count)))
+
+
+@lru_cache(maxsize=1024)
+def _takes_seed(function: Callable[..., Any]) -> bool:
+    return "seed" in inspect.signature(function).parameters

@@ -1,0 +1,104 @@
+"""Several tensors as one work item: one launch and one message for many.
+
+`batches` decides which travel together; a `Batch` packs gradients and states of its members and unpacks them.
+Members keep their own state under their own names, so another grouping can go on from it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.build import Codec
+from syncline.codecs.state import Tensors
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Members of one work item. `stacked`: equal matrices in one (k, n, m); else all values end to end."""
+
+    members: tuple[int, ...]
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    stacked: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the packed gradient."""
+        if self.stacked:
+            return len(self.shapes), *_matrix(self.shapes[0])
+        return (sum(torch.Size(shape).numel() for shape in self.shapes),)
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The members' tensors, in order, as one."""
+        if self.stacked:
+            rows = [t.reshape(_matrix(shape)) for t, shape in zip(tensors, self.shapes, strict=True)]
+            return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+        flat = [t.reshape(-1) for t in tensors]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """Views of a packed tensor in the members' shapes."""
+        if self.stacked:
+            return [row.view(shape) for row, shape in zip(packed.unbind(0), self.shapes, strict=True)]
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        pieces = packed.view(-1).split(sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def pack_state(self, states: Mapping[str, Tensors]) -> dict[str, Tensor]:
+        """The members' state tensors as those of the work item; a member without one starts from zeros."""
+        mine = [states.get(name, {}) for name in self.names]
+        keys = sorted({key for state in mine for key in state})
+        packed = {}
+        for key in keys:
+            example = next(state[key] for state in mine if key in state)
+            if self.stacked:
+                parts = [state.get(key, torch.zeros_like(example)) for state in mine]
+                packed[key] = parts[0][None] if len(parts) == 1 else torch.stack(parts)
+            else:
+                zeros = [example.new_zeros(shape) for shape in self.shapes]
+                parts = [s.get(key, zero).reshape(-1) for s, zero in zip(mine, zeros, strict=True)]
+                packed[key] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return packed
+
+    def unpack_state(self, packed: Tensors) -> dict[str, dict[str, Tensor]]:
+        """The work item's new state by member name, each in a tensor of its own."""
+        out: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        for key, tensor in packed.items():
+            if self.stacked:
+                parts = [row.reshape(s) if row.numel() == torch.Size(s).numel() and key == "error" else row
+                         for row, s in zip(tensor.unbind(0), self.shapes, strict=True)]  # fmt: skip
+            else:
+                parts = self.unpack(tensor)
+            for name, part in zip(self.names, parts, strict=True):
+                out[name][key] = part if len(self.names) == 1 else part.clone()
+        return out
+
+
+def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]], *, small: int = 0) -> list[Batch]:
+    """Group tensors for one codec: equal matrices are stacked, tensors of up to `small` values are concatenated.
+
+    For a codec of matrices, stacking changes nothing in the result; what is not a matrix is sent plain, together.
+    For a codec of flat tensors, those concatenated share what the codec shares within a tensor (top-k, scales).
+    """
+    stacks: dict[tuple[int, ...], list[int]] = {}
+    pool: list[int] = []
+    single: list[int] = []
+    for index, shape in enumerate(shapes):
+        if codec.view == "matrix" and len(shape) >= 2 and torch.Size(shape).numel():
+            stacks.setdefault(_matrix(shape), []).append(index)
+        elif codec.view == "matrix" or torch.Size(shape).numel() <= small:
+            pool.append(index)
+        else:
+            single.append(index)
+    groups = [(g, True) for g in stacks.values()] + [(pool, False)] * bool(pool) + [([i], False) for i in single]
+    groups.sort(key=lambda group: group[0][0])
+    return [
+        Batch(tuple(g), tuple(names[i] for i in g), tuple(tuple(shapes[i]) for i in g), stacked)
+        for g, stacked in groups
+    ]
+
+
+def _matrix(shape: Sequence[int]) -> tuple[int, int]:
+    return shape[0], torch.Size(shape[1:]).numel()

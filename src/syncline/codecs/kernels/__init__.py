@@ -1,0 +1,1 @@
+"""Implementations of the operators in `syncline.codecs.ops`: plain torch, and fused for CPU and CUDA."""

@@ -1,0 +1,60 @@
+"""The operators on CUDA: a Triton kernel wherever there is one for the arguments, else the reference."""
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.kernels import gpu_blocks, gpu_select, plain, sparse
+from syncline.codecs.kernels.gpu_random import natural_decode, natural_encode
+from syncline.codecs.kernels.gpu_sign import sign_decode, sign_encode
+from syncline.codecs.kernels.gpu_ternary import ternary_decode, ternary_encode
+
+__all__ = [
+    "compact",
+    "dequantize_blocks",
+    "natural_decode",
+    "natural_encode",
+    "pack_bits",
+    "quantize_blocks",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+    "topk",
+    "unpack_bits",
+]
+
+# From here finding the k-th key by counting is expected to beat torch's top-k, which reads more often.
+LARGE = 1 << 20
+
+
+def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
+    """See `plain.quantize_blocks`."""
+    fits = bits in (2, 4, 8) and block in gpu_blocks.BLOCKS
+    return (gpu_blocks if fits else plain).quantize_blocks(x, bits, block, seed, l2)
+
+
+def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Tensor:
+    """See `plain.dequantize_blocks`."""
+    fits = bits in (2, 4, 8) and block in gpu_blocks.BLOCKS
+    return (gpu_blocks if fits else plain).dequantize_blocks(packed, scales, bits, block, count)
+
+
+def pack_bits(values: Tensor, bits: int) -> Tensor:
+    """See `plain.pack_bits`."""
+    return (gpu_blocks if bits in (1, 2, 4) else plain).pack_bits(values, bits)
+
+
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
+    """See `plain.unpack_bits`."""
+    return (gpu_blocks if bits in (1, 2, 4) else plain).unpack_bits(packed, bits, count)
+
+
+def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `sparse.compact`."""
+    # Keys are float32's; a float64 tensor would lose its order in them.
+    return (sparse if x.dtype == torch.float64 else gpu_select).compact(x, threshold, capacity)
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `sparse.topk`."""
+    return (gpu_select if x.numel() >= LARGE and x.dtype != torch.float64 else sparse).topk(x, k)

@@ -1,0 +1,84 @@
+"""Triton: the counting random numbers of `rng`, and the natural codec's encode and decode."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from syncline.codecs.kernels import rng
+from syncline.codecs.kernels.plain import NATURAL_LOW
+
+_M1 = tl.constexpr(rng.M1)
+_M2 = tl.constexpr(rng.M2)
+_M3 = tl.constexpr(rng.M3)
+_GOLDEN = tl.constexpr(rng.GOLDEN)
+_LOW = tl.constexpr(NATURAL_LOW)
+_TILE = 2048
+
+
+@triton.jit
+def random_u32(start, local, k0, k1):  # type: ignore[no-untyped-def]
+    """The hash of counters start + local; a tile never crosses a multiple of 2**32 (tiles are powers of two)."""
+    low = (start & 0xFFFFFFFF).to(tl.uint32)
+    high = (start >> 32).to(tl.uint32)
+    x = local.to(tl.uint32) + (low + k0.to(tl.uint32))
+    x = (x ^ (x >> 17)) * _M1
+    x = (x ^ (x >> 11)) * _M2 + (k1.to(tl.uint32) + high * _GOLDEN)
+    x = (x ^ (x >> 15)) * _M3
+    return x ^ (x >> 14)
+
+
+@triton.jit
+def random_unit(start, local, k0, k1):  # type: ignore[no-untyped-def]
+    """Float32 in [0, 1), as in `rng.uniform`."""
+    bits = random_u32(start, local, k0, k1) >> 8
+    # Through int32: the conversion of unsigned integers is slower, and 24 bits fit.
+    return bits.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit(do_not_specialize=["k0", "k1"])
+def _natural_encode(x_ptr, out_ptr, n, k0, k1, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * TILE
+    local = tl.arange(0, TILE)
+    mask = local < tl.minimum(n - start, TILE)
+    x = tl.load(x_ptr + start + local, mask=mask, other=0.0).to(tl.float32)
+    whole = x.to(tl.int32, bitcast=True)
+    noise = (random_u32(start, local, k0, k1) & 0x7FFFFF).to(tl.int32)
+    magnitude = whole & 0x7FFFFFFF
+    # Unsigned, because the sum of a nan's bits and the noise may pass int32.
+    exponent = ((magnitude.to(tl.uint32) + noise.to(tl.uint32)) >> 23).to(tl.int32)
+    code = tl.minimum(tl.maximum(exponent - 127 - _LOW + 1, 0), 126)
+    code = tl.where(magnitude >= 0x7F800000, 127, code) | ((whole >> 24) & 128)
+    tl.store(out_ptr + start + local, code.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _natural_decode(codes_ptr, out_ptr, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * TILE
+    local = tl.arange(0, TILE)
+    mask = local < tl.minimum(n - start, TILE)
+    code = tl.load(codes_ptr + start + local, mask=mask, other=0).to(tl.int32)
+    low = code & 127
+    value = tl.where(low > 0, (low - 1 + _LOW + 127) << 23, 0)
+    value = tl.where(low == 127, 0x7FC00000, value)
+    sign = ((code & 128) != 0).to(tl.int32) << 31
+    tl.store(out_ptr + start + local, (value | sign).to(tl.float32, bitcast=True), mask=mask)
+
+
+def natural_encode(x: Tensor, seed: int, tile: int = _TILE, warps: int = 4) -> Tensor:
+    """See `plain.natural_encode`."""
+    out = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
+    if x.numel():
+        k0, k1 = rng.keys(seed)
+        grid = (triton.cdiv(x.numel(), tile),)
+        _natural_encode[grid](x, out, x.numel(), k0, k1, TILE=tile, num_warps=warps)
+    return out
+
+
+def natural_decode(codes: Tensor, tile: int = _TILE, warps: int = 4) -> Tensor:
+    """See `plain.natural_decode`."""
+    out = torch.empty(codes.numel(), dtype=torch.float32, device=codes.device)
+    if codes.numel():
+        grid = (triton.cdiv(codes.numel(), tile),)
+        _natural_decode[grid](codes, out, codes.numel(), TILE=tile, num_warps=warps)
+    return out

@@ -1,0 +1,174 @@
+"""The fused operators as `torch.library` ops, `torch.ops.syncline.*`: one schema, an implementation a device.
+
+CUDA runs the Triton kernels, or the reference where Triton is missing; the CPU what `cpu` chooses. Each has a fake,
+so that compiled graphs can hold it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from syncline.codecs.kernels import cpu, pieces
+from syncline.codecs.kernels.segments import packed_bytes
+
+_Lengths = Sequence[int] | None
+
+
+@cache
+def _gpu() -> ModuleType:
+    try:
+        from syncline.codecs.kernels import gpu
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "triton":
+            raise
+        return pieces
+    return gpu
+
+
+def _on(x: Tensor) -> Any:
+    """The module that serves this tensor's device."""
+    kind = x.device.type
+    return cpu if kind == "cpu" else _gpu() if kind == "cuda" else pieces
+
+
+def _op(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Declare `syncline::<name of the function>`, which changes none of its arguments."""
+
+    def declare(function: Callable[..., Any]) -> Any:
+        name = f"syncline::{function.__name__}"
+        op = custom_op(name, function, mutates_args=(), schema=schema)
+        op.register_fake(fake)
+        return op
+
+    return declare
+
+
+def _bytes(like: Tensor, size: int) -> Tensor:
+    return like.new_empty((size,), dtype=torch.uint8)
+
+
+def _floats(like: Tensor, *size: int) -> Tensor:
+    return like.new_empty(size, dtype=torch.float32)
+
+
+def _tuple(lengths: _Lengths) -> tuple[int, ...] | None:
+    return None if lengths is None else tuple(lengths)
+
+
+def _size(n: int, bits: int, lengths: _Lengths = None) -> int:
+    return (n * bits + 7) // 8 if lengths is None else packed_bytes(tuple(lengths), bits)
+
+
+def _count(lengths: _Lengths) -> int:
+    return 1 if lengths is None else len(lengths)
+
+
+@_op(
+    "(Tensor x, int[]? lengths, bool l1) -> (Tensor, Tensor)",
+    lambda x, lengths, l1: (
+        _bytes(x, _size(x.numel(), 1, lengths)),
+        _floats(x, 1 if l1 else 2, _count(lengths)),
+    ),
+)
+def sign_encode(x: Tensor, lengths: _Lengths, l1: bool) -> Any:
+    """Packed signs, and means (sides, pieces)."""
+    return _on(x).sign_encode(x, _tuple(lengths), l1)
+
+
+@_op(
+    "(Tensor packed, Tensor pos, Tensor neg, SymInt count, int[]? lengths) -> Tensor",
+    lambda packed, pos, neg, count, lengths: _floats(packed, count),
+)
+def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: _Lengths) -> Any:
+    """A mean for each bit."""
+    return _on(packed).sign_decode(packed, pos, neg, count, _tuple(lengths))
+
+
+@_op(
+    "(Tensor x, Tensor scale, int? seed, int[]? lengths) -> Tensor",
+    lambda x, scale, seed, lengths: _bytes(x, _size(x.numel(), 2, lengths)),
+)
+def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: _Lengths) -> Any:
+    """Two-bit codes by threshold, or by chance with a seed."""
+    return _on(x).ternary_encode(x, scale, seed, _tuple(lengths))
+
+
+@_op(
+    "(Tensor packed, Tensor scale, SymInt count, int[]? lengths) -> Tensor",
+    lambda packed, scale, count, lengths: _floats(packed, count),
+)
+def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: _Lengths) -> Any:
+    """The values of two-bit codes."""
+    return _on(packed).ternary_decode(packed, scale, count, _tuple(lengths))
+
+
+@_op(
+    "(Tensor x, int bits, int block, int? seed, bool l2) -> (Tensor, Tensor)",
+    lambda x, bits, block, seed, l2: (_bytes(x, _size(x.numel(), bits)), _floats(x, -(-x.numel() // block))),
+)
+def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> Any:
+    """Packed steps and a scale a block."""
+    return _on(x).quantize_blocks(x, bits, block, seed, l2)
+
+
+@_op(
+    "(Tensor packed, Tensor scales, int bits, int block, SymInt count) -> Tensor",
+    lambda packed, scales, bits, block, count: _floats(packed, count),
+)
+def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Any:
+    """The values of packed steps."""
+    return _on(packed).dequantize_blocks(packed, scales, bits, block, count)
+
+
+@_op("(Tensor x, int seed) -> Tensor", lambda x, seed: _bytes(x, x.numel()))
+def natural_encode(x: Tensor, seed: int) -> Any:
+    """A byte of sign and exponent for each value."""
+    return _on(x).natural_encode(x, seed)
+
+
+@_op("(Tensor codes) -> Tensor", lambda codes: _floats(codes, codes.numel()))
+def natural_decode(codes: Tensor) -> Any:
+    """The powers of two of the bytes."""
+    return _on(codes).natural_decode(codes)
+
+
+@_op(
+    "(Tensor x, Tensor threshold, SymInt capacity) -> (Tensor, Tensor, Tensor)",
+    lambda x, threshold, capacity: (
+        x.new_empty((capacity,)),
+        x.new_empty((capacity,), dtype=torch.int32),
+        x.new_empty((), dtype=torch.int32),
+    ),
+)
+def compact(x: Tensor, threshold: Tensor, capacity: int) -> Any:
+    """Large values, where they are, and how many."""
+    return _on(x).compact(x, threshold, capacity)
+
+
+@_op(
+    "(Tensor x, SymInt k) -> (Tensor, Tensor)",
+    lambda x, k: (x.new_empty((k,)), x.new_empty((k,), dtype=torch.int32)),
+)
+def topk(x: Tensor, k: int) -> Any:
+    """The k largest and where they are."""
+    return _on(x).topk(x, k)
+
+
+@_op("(Tensor values, int bits) -> Tensor", lambda values, bits: _bytes(values, _size(values.numel(), bits)))
+def pack_bits(values: Tensor, bits: int) -> Any:
+    """Values packed tight."""
+    return _on(values).pack_bits(values, bits)
+
+
+@_op(
+    "(Tensor packed, int bits, SymInt count) -> Tensor",
+    lambda packed, bits, count: _bytes(packed, count),
+)
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Any:
+    """Packed values, a byte each."""
+    return _on(packed).unpack_bits(packed, bits, count)

@@ -1,0 +1,26 @@
+"""Orthonormal columns without a host sync, for matrices of any rank."""
+
+import torch
+from torch import Tensor
+
+# Relative to the trace: far above float64's rounding of the Gram matrix, far below float32's of the input.
+_SHIFT = 1e-13
+
+
+def orthonormal(m: Tensor) -> Tensor:
+    """Columns spanning those of m (..., n, r), orthonormal; a column that depends on earlier ones becomes zero.
+
+    Shifted Cholesky QR, twice, with the Gram matrix in float64: the shift keeps the factorisation from failing
+    on a deficient or zero matrix, the second pass takes the shift's effect out again.
+    """
+    q = _pass(_pass(m.double()))
+    exists = torch.linalg.vecdot(q, q, dim=-2).unsqueeze(-2)
+    # Multiplying instead of selecting lets nan through: a broken gradient must not look like an empty one.
+    return (q * ~(exists < 0.25)).to(m.dtype)
+
+
+def _pass(m: Tensor) -> Tensor:
+    gram = m.mT @ m
+    shift = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * _SHIFT + 1e-290
+    factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(shift.expand(gram.shape[:-1])), upper=True)
+    return torch.linalg.solve_triangular(factor, m, upper=True, left=False)

@@ -1,0 +1,331 @@
+"""The operators that codecs are written with: quantise, pack, pick out, put back, orthonormalise, draw numbers.
+
+All take and return tensors on the input's device, never wait for a CUDA device, and give the same bits for the
+same input and seed. Inputs may have any shape and float dtype and are read as flat float32; what has a `count`
+gives a flat tensor of that length. nan and inf are never lost: they make what they touch decode to nan.
+Payloads that cannot be right (wrong length, index outside) raise `ValueError`; on CUDA, where looking would
+cost a sync, bad indices are left out instead.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.kernels import library, linalg, rng, sparse
+
+__all__ = [
+    "abs_max",
+    "compact",
+    "concat",
+    "densify",
+    "dequantize_blocks",
+    "extract",
+    "natural_decode",
+    "natural_encode",
+    "orthonormal",
+    "pack_bits",
+    "packed_size",
+    "qsgd_decode",
+    "qsgd_encode",
+    "quantize_blocks",
+    "random_bits",
+    "sampled_threshold",
+    "scatter_add",
+    "sign_decode",
+    "sign_encode",
+    "sign_encode_l1",
+    "ternary_decode",
+    "ternary_encode",
+    "terngrad_encode",
+    "topk",
+    "uniform",
+    "unpack_bits",
+]
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes that `count` values of `bits` bits take."""
+    return (count * bits + 7) // 8
+
+
+def pack_bits(values: Tensor, bits: int) -> Tensor:
+    """Pack uint8 values tight, the first in the lowest bits of the first byte; bits above `bits` are cut off."""
+    _check_bits(bits, 1)
+    _check_bytes(values, values.numel())
+    return library.pack_bits(values.contiguous(), bits)
+
+
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The `count` values that `pack_bits` packed, as uint8."""
+    _check_bits(bits, 1)
+    _check_bytes(packed, packed_size(_check_count(count), bits))
+    return library.unpack_bits(packed.contiguous(), bits, count)
+
+
+def quantize_blocks(
+    x: Tensor, *, bits: int = 8, block: int = 256, seed: int | None = None, norm: str = "max"
+) -> tuple[Tensor, Tensor]:
+    """Signed `bits`-bit steps with one scale a block: (packed, scales), value = step * scale.
+
+    The scale is the block's largest magnitude (`norm="max"`) or its Euclidean norm (`"l2"`) over
+    2**(bits-1) - 1. Rounds to the nearest step, half to even; with a `seed`, up or down at random without bias.
+    A block that holds nan or inf decodes to nan.
+    """
+    _check_bits(bits, 2)
+    _check_block(block)
+    if norm not in ("max", "l2"):
+        raise ValueError(f"norm is '{norm}': use 'max' or 'l2'")
+    return library.quantize_blocks(_flat32(x), bits, block, _signed(seed), norm == "l2")
+
+
+def dequantize_blocks(packed: Tensor, scales: Tensor, *, bits: int = 8, block: int = 256, count: int) -> Tensor:
+    """The float32 values of what `quantize_blocks` gave."""
+    _check_bits(bits, 2)
+    _check_block(block)
+    _check_bytes(packed, packed_size(_check_count(count), bits))
+    _check_floats(scales, -(-count // block), "scales")
+    return library.dequantize_blocks(packed.contiguous(), _flat32(scales), bits, block, count)
+
+
+def qsgd_encode(x: Tensor, *, bits: int = 4, block: int = 512, seed: int) -> tuple[Tensor, Tensor]:
+    """QSGD: stochastic levels of each block's Euclidean norm; 2**(bits-1) - 1 levels a side."""
+    return quantize_blocks(x, bits=bits, block=block, seed=seed, norm="l2")
+
+
+def qsgd_decode(packed: Tensor, scales: Tensor, *, bits: int = 4, block: int = 512, count: int) -> Tensor:
+    """The float32 values of what `qsgd_encode` gave."""
+    return dequantize_blocks(packed, scales, bits=bits, block=block, count=count)
+
+
+def sign_encode(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """One bit a value, set where x >= 0: (packed, mean of those, mean of the others); an empty side has mean 0.
+
+    With `lengths`, x is several tensors laid end to end (`concat`): what comes back is what encoding each of
+    them would give, packed bytes end to end and one mean each, from one launch.
+    """
+    packed, means = library.sign_encode(_flat32(x), _lengths(lengths, x.numel()), False)
+    if lengths is None:
+        return packed, means[0, 0], means[1, 0]
+    return packed, means[0], means[1]
+
+
+def sign_encode_l1(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """One bit a value, set where x >= 0, and the mean magnitude; decode with `sign_decode(p, s, -s, count)`."""
+    packed, means = library.sign_encode(_flat32(x), _lengths(lengths, x.numel()), True)
+    return packed, means[0, 0] if lengths is None else means[0]
+
+
+def sign_decode(
+    packed: Tensor, pos: Tensor, neg: Tensor, count: int, *, lengths: Sequence[int] | None = None
+) -> Tensor:
+    """`pos` where the bit is set and `neg` elsewhere, as float32; with `lengths`, one of each a piece."""
+    sizes = _check_pieces(packed, count, 1, lengths)
+    means = [_scales(side, packed, lengths) for side in (pos, neg)]
+    return library.sign_decode(packed.contiguous(), *means, count, sizes)
+
+
+def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
+    """The largest magnitude, float32, 0 for an empty tensor; nan if any is. With `lengths`, one a piece."""
+    x = _flat(x)
+    pieces = [x] if lengths is None else x.split(_lengths(lengths, x.numel()))
+    zero = x.new_zeros((), dtype=torch.float32)
+    parts = [torch.linalg.vector_norm(p, torch.inf).float() if p.numel() else zero for p in pieces]
+    if lengths is None:
+        return parts[0]
+    return torch.stack(parts) if parts else zero.new_empty(0)
+
+
+def ternary_encode(x: Tensor, *, threshold: float | Tensor) -> Tensor:
+    """Two bits a value: 1 where x > threshold, 2 where x < -threshold, else 0; 3 says nan."""
+    return library.ternary_encode(_flat32(x), _scales(threshold, x, None), None, None)
+
+
+def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Sequence[int] | None = None) -> Tensor:
+    """Two bits a value, as in `ternary_encode`: the sign with probability |x| / scale (`abs_max(x)`), else 0.
+
+    With `lengths`, `scale` holds one number a piece and each piece's codes start on a byte.
+    """
+    sizes = _lengths(lengths, x.numel())
+    return library.ternary_encode(_flat32(x), _scales(scale, x, lengths), _signed(seed), sizes)
+
+
+def ternary_decode(
+    packed: Tensor, scale: float | Tensor, count: int, *, lengths: Sequence[int] | None = None
+) -> Tensor:
+    """0, scale or -scale for codes 0, 1, 2 and nan for 3, as float32; with `lengths`, one scale a piece."""
+    sizes = _check_pieces(packed, count, 2, lengths)
+    return library.ternary_decode(packed.contiguous(), _scales(scale, packed, lengths), count, sizes)
+
+
+def natural_encode(x: Tensor, *, seed: int) -> Tensor:
+    """One byte a value: its sign and a power of two next to it, up or down at random without bias.
+
+    Says 2**-75 to 2**50; smaller becomes zero, larger the largest.
+    """
+    return library.natural_encode(_flat32(x), _signed(seed))
+
+
+def natural_decode(codes: Tensor, count: int) -> Tensor:
+    """The float32 powers of two that `natural_encode` wrote."""
+    _check_bytes(codes, _check_count(count))
+    return library.natural_decode(codes.contiguous())
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k values of largest magnitude, exactly, and their int32 positions, in the order of position."""
+    x = _flat(x)
+    if not 0 <= k <= x.numel():
+        raise ValueError(f"k is {k}: use 0 to {x.numel()}, the number of values")
+    _check_positions(x)
+    return library.topk(x, k)
+
+
+def sampled_threshold(x: Tensor, *, ratio: float, seed: int, samples: int = 8192) -> Tensor:
+    """A 0-d estimate of the magnitude that `ratio` of the values reach, from `samples` of them."""
+    x = _flat(x)
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: use 1 or more")
+    if not x.numel():
+        return x.new_zeros((), dtype=torch.float32)
+    return sparse.sampled_threshold(x, ratio, seed, samples)
+
+
+def compact(x: Tensor, *, threshold: float | Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The values whose magnitude is not below the threshold: (values, int32 positions, 0-d int32 count).
+
+    Always `capacity` long, in the order of position; the first that fit are kept and unused slots hold value 0
+    at position 0, so that scattering all of them is right without looking at the count. nan is kept.
+    """
+    x = _flat(x)
+    if not 0 <= capacity < 1 << 31:
+        raise ValueError(f"capacity is {capacity}: use 0 to 2**31 - 1")
+    _check_positions(x)
+    return library.compact(x, _scales(threshold, x, None), capacity)
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, *, unique: bool = False) -> Tensor:
+    """out[indices] += values, in place and returned; `out` flat. Repeated positions add up in a fixed order.
+
+    `unique=True` promises that no position with a non-zero value repeats, which is faster on CUDA.
+    """
+    if out.dim() != 1 or indices.dim() != 1 or indices.shape != values.shape:
+        shapes = f"out {tuple(out.shape)}, indices {tuple(indices.shape)}, values {tuple(values.shape)}"
+        raise ValueError(f"{shapes}: all must be flat, with as many indices as values")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices are {indices.dtype}: use int32 or int64")
+    return sparse.scatter_add(out, indices, values, unique)
+
+
+def densify(values: Tensor, indices: Tensor, count: int, *, unique: bool = True) -> Tensor:
+    """A flat tensor of `count` zeros with the values added at their positions: decodes `topk` and `compact`."""
+    out = torch.zeros(_check_count(count), dtype=values.dtype, device=values.device)
+    return scatter_add(out, indices, values, unique=unique)
+
+
+def orthonormal(m: Tensor) -> Tensor:
+    """Orthonormal columns that span those of m, shape (..., n, r); columns with nothing new become zero."""
+    if m.dim() < 2:
+        raise ValueError(f"a matrix (..., n, r) is needed, not shape {tuple(m.shape)}")
+    return linalg.orthonormal(m)
+
+
+def uniform(n: int | Sequence[int], *, seed: int, offset: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """Float32 numbers in [0, 1): number i depends on seed and offset + i alone, not on the device."""
+    shape = (n,) if isinstance(n, int) else tuple(n)
+    count = torch.Size(shape).numel()
+    return rng.uniform(_check_count(count), seed=seed, offset=offset, device=device).view(shape)
+
+
+def random_bits(n: int, *, seed: int, offset: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """Random int32, all 32 bits, counted as in `uniform`."""
+    return rng.random_bits(_check_count(n), seed=seed, offset=offset, device=device)
+
+
+def concat(tensors: Sequence[Tensor]) -> Tensor:
+    """All values of the tensors end to end: one flat tensor, so that one launch serves many."""
+    if not tensors:
+        raise ValueError("concat needs at least one tensor")
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def extract(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Views of a flat tensor in the given shapes, in order: undoes `concat`."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    if flat.dim() != 1 or sum(sizes) != flat.numel():
+        raise ValueError(f"shapes hold {sum(sizes)} values and the tensor has shape {tuple(flat.shape)}: they must fit")
+    return [piece.view(tuple(shape)) for piece, shape in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def _flat(x: Tensor) -> Tensor:
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"a float tensor is needed, not {x.dtype}")
+    return x.detach().reshape(-1).contiguous()
+
+
+def _flat32(x: Tensor) -> Tensor:
+    flat = _flat(x)
+    return flat if flat.dtype in (torch.float32, torch.float16, torch.bfloat16) else flat.float()
+
+
+def _signed(seed: int | None) -> int | None:
+    """The seed as the signed 64-bit integer that an op's schema can carry; the numbers drawn are the same."""
+    return None if seed is None else ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+def _lengths(lengths: Sequence[int] | None, count: int) -> list[int] | None:
+    if lengths is None:
+        return None
+    if sum(lengths) != count or any(n < 0 for n in lengths):
+        raise ValueError(f"lengths add up to {sum(lengths)} and there are {count} values: they must agree")
+    return list(lengths)
+
+
+def _scales(value: float | Tensor, like: Tensor, lengths: Sequence[int] | None) -> Tensor:
+    """One float32 for the tensor (0-d), or one a piece (flat)."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), float(value), dtype=torch.float32, device=like.device)
+    _check_floats(value, 1 if lengths is None else len(lengths), "scale")
+    value = value.detach().to(like.device, torch.float32)
+    return value.reshape(()) if lengths is None else value.reshape(-1).contiguous()
+
+
+def _check_pieces(packed: Tensor, count: int, bits: int, lengths: Sequence[int] | None) -> list[int] | None:
+    sizes = _lengths(lengths, _check_count(count))
+    _check_bytes(packed, sum(packed_size(n, bits) for n in ([count] if sizes is None else sizes)))
+    return sizes
+
+
+def _check_positions(x: Tensor) -> None:
+    if x.numel() >= 1 << 31:
+        raise ValueError(f"{x.numel()} values: positions are int32, so split the tensor below 2**31")
+
+
+def _check_bits(bits: int, low: int) -> None:
+    if not low <= bits <= 8:
+        raise ValueError(f"bits is {bits}: use {low} to 8")
+
+
+def _check_block(block: int) -> None:
+    if block < 1:
+        raise ValueError(f"block is {block}: use 1 or more")
+
+
+def _check_count(count: int) -> int:
+    if count < 0:
+        raise ValueError(f"count is {count}: it cannot be negative")
+    return count
+
+
+def _check_bytes(payload: Tensor, size: int) -> None:
+    if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() != size:
+        raise ValueError(
+            f"a flat uint8 tensor of {size} bytes is needed, not {payload.dtype} of shape {tuple(payload.shape)}"
+        )
+
+
+def _check_floats(values: Tensor, size: int, what: str) -> None:
+    if not values.dtype.is_floating_point or values.numel() != size:
+        raise ValueError(f"{what}: {size} float values are needed, not {values.dtype} of shape {tuple(values.shape)}")

@@ -1,0 +1,137 @@
+"""One codec on one gradient in one step: views, error feedback and chains around the author's generator.
+
+`Run` is how a driver works it: `start` gives the first request, `resume` takes its answer and gives the next, and
+a `Result` ends it. Nothing is kept unless the driver keeps `Result.state`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from syncline.codecs.coder import cast, join, split, then
+from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
+from syncline.codecs.state import State, Tensors
+from syncline.codecs.wire import layout_of
+
+if TYPE_CHECKING:
+    from syncline.codecs.build import Codec
+
+
+class Run:
+    """A codec at work on one gradient. Many runs can be open at once; each holds its own place."""
+
+    def __init__(
+        self, codec: "Codec", *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.codec = codec
+        self.state = State(names=names, step=step, rank=rank, world=world, seed=seed)
+        self._steps: Any = None
+
+    def start(self, grad: Tensor, state: Tensors | None = None) -> Request | Result:
+        """Begin with a gradient and the tensors committed last; gives the first request, or the result."""
+        self.state.tensors = state or {}
+        self._steps = _program(self.codec, grad.detach(), self.state)
+        return self._advance(None)
+
+    def resume(self, answer: Any) -> Request | Result:
+        """Go on with the answer to the last request; gives the next one, or the result."""
+        return self._advance(answer)
+
+    def _advance(self, answer: Any) -> Request | Result:
+        with torch.no_grad():
+            try:
+                request: Request = self._steps.send(answer)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+        return request
+
+
+def _program(codec: "Codec", grad: Tensor, state: State) -> Any:
+    if not grad.dtype.is_floating_point:
+        raise ValueError(f"a float gradient is needed, not {grad.dtype}")
+    state.dtype = grad.dtype
+    x = _viewed(grad, codec)
+    x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
+    if codec.spread:
+        x = x + (x * 0).sum()
+    if codec.feedback is True:
+        x = state.compensate(x)
+    out = yield from _chained(codec, x, state)
+    keep = dict(out.state)
+    if codec.feedback:
+        assert state.compensated is not None, f"codec '{codec}' has feedback='own' and did not compensate"
+        keep["error"] = (state.compensated - _share(out, state).view_as(state.compensated)).view(grad.shape)
+    return Result(out.mean.to(grad.dtype).view(grad.shape), keep)
+
+
+def _share(out: Out, state: State) -> Tensor:
+    if out.own is not None:
+        return out.own
+    # A rank that only aggregates for others (rank >= world) had no share in the mean.
+    return out.mean if state.rank < state.world else torch.zeros_like(out.mean)
+
+
+def _viewed(grad: Tensor, codec: "Codec") -> Tensor:
+    if codec.view == "flat" or grad.dim() < 2:
+        return grad.reshape(-1)
+    # A batch of matrices is three-dimensional already; a single tensor is made into a batch of one by `group`.
+    return grad if grad.dim() == 3 else grad.reshape(1, grad.shape[0], -1)
+
+
+def _chained(codec: "Codec", x: Tensor, state: State) -> Steps:
+    """The author's generator, with what it puts on the wire written by the rest of the chain."""
+    steps = codec.generate(x, state)
+    tail = codec.tail
+    if tail is None:
+        return (yield from steps)
+    answer: Any = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            out: Out = end.value
+            return out
+        if isinstance(request, Mean | Sum):
+            merged = yield Merge(request.tensor, tail, state.rank_seed, isinstance(request, Mean))
+            answer = merged.mean.to(request.tensor.dtype)
+        elif isinstance(request, Merge):
+            answer = yield Merge(request.tensor, then(request.coder, tail), request.seed, request.mean)
+        else:
+            layout = layout_of(request.payload)
+            replies = yield Gather(split(request.payload, tail))
+            answer = [join(reply, tail, layout) for reply in replies]
+
+
+def lower(request: Request) -> Merge:
+    """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
+    assert not isinstance(request, Gather)
+    if isinstance(request, Merge):
+        return Merge(request.tensor.reshape(-1), request.coder, request.seed, request.mean)
+    return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean))
+
+
+def answer(request: Request, out: Out) -> Any:
+    """What the codec that yielded `request` is resumed with, from the `Out` of the lowered request."""
+    assert not isinstance(request, Gather)
+    shape = request.tensor.shape
+    if isinstance(request, Merge):
+        assert out.own is not None
+        return Out(out.mean.view(shape), out.own.view(shape))
+    return out.mean.to(request.tensor.dtype).view(shape)
+
+
+def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
+    """For a coder that adds: the one tensor to be summed over `world` ranks, and this rank's `own`.
+
+    The share is taken before the sum, as DDP does, so that half precision does not overflow.
+    """
+    share = 1 / world if merge.mean else 1.0
+    x = merge.tensor if share == 1 else merge.tensor * share
+    (part,) = merge.coder.encode(x, seed=merge.seed)
+    if merge.coder.keeps(merge.tensor.dtype):
+        return part, merge.tensor
+    own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
+    return part, own if share == 1 else own * world

@@ -1,0 +1,115 @@
+"""State of a codec: plain tensors by parameter name, and the seeds that follow from name and step.
+
+A state dict has flat names, `"<parameter>.<key>"`, and nothing but tensors: it loads with `weights_only=True`.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from syncline.codecs import ops
+from syncline.codecs.coder import Coder, cast
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass
+class State:
+    """What a codec may know in one step: its tensors, who and when it is, and seeds.
+
+    `names` are the parameters of this work item: one, or several that travel as one. `rank` and `world` count
+    the ranks that contribute gradients.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    names: tuple[str, ...] = ("grad",)
+    step: int = 0
+    rank: int = 0
+    world: int = 1
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    compensated: Tensor | None = None
+
+    def get(self, key: str, default: Tensor) -> Tensor:
+        """The tensor kept under `key` in the last committed step, else `default`."""
+        return self.tensors.get(key, default)
+
+    @property
+    def dense(self) -> Coder:
+        """The coder that writes plain values in the gradient's own precision."""
+        return cast(torch.float32 if self.dtype == torch.float64 else self.dtype)
+
+    @property
+    def shared_seed(self) -> int:
+        """A seed for this step and parameter, the same on every rank."""
+        return derive(self.seed, self.step, *self.names)
+
+    @property
+    def rank_seed(self) -> int:
+        """A seed for this step and parameter, different on every rank."""
+        return derive(self.seed, self.step, self.rank, "rank", *self.names)
+
+    def random(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Uniform numbers in [-1, 1) for each member: (members, *shape), the same on every rank.
+
+        They depend on the member's name and the step, not on how members are grouped.
+        """
+        seeds = [derive(self.seed, self.step, "random", name) for name in self.names]
+        return torch.stack([ops.uniform(shape, seed=seed, device=device) * 2 - 1 for seed in seeds])
+
+    def compensate(self, grad: Tensor) -> Tensor:
+        """Add what earlier steps held back; what this step holds back is booked against the result.
+
+        A codec declared with `feedback=True` is given its gradient compensated; one that must change the
+        gradient first declares `feedback="own"` and calls this itself.
+        """
+        error = self.tensors.get("error")
+        self.compensated = grad if error is None else grad + error.view(grad.shape)
+        return self.compensated
+
+
+def derive(*parts: object) -> int:
+    """A 62-bit number from the text of `parts`, the same in every process and version."""
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def flatten(states: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    """`{"fc.weight": {"error": t}}` as `{"fc.weight.error": t}`."""
+    return {f"{name}.{key}": tensor for name, tensors in states.items() for key, tensor in tensors.items()}
+
+
+def unflatten(flat: Tensors) -> dict[str, dict[str, Tensor]]:
+    """Undo `flatten`; a key holds no dot, a parameter's name may."""
+    out: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in flat.items():
+        name, dot, key = path.rpartition(".")
+        if not dot:
+            raise ValueError(f"'{path}' is no state entry: '<parameter>.<key>' is expected")
+        out.setdefault(name, {})[key] = tensor
+    return out
+
+
+def reshard(states: Sequence[Tensors], new_world: int, *, keep: str = "sum") -> list[dict[str, Tensor]]:
+    """Flat state dicts, one a rank, made over for another number of ranks.
+
+    The residuals' sum over the ranks is kept and shared out evenly; `keep="mean"` keeps their mean instead, which
+    is the update that is owed when gradients are averaged. Everything else is averaged; what is the same on all
+    ranks (factors) so stays as it is.
+    """
+    if new_world < 1 or not states:
+        raise ValueError(f"{len(states)} states for {new_world} ranks: both must be at least 1")
+    if keep not in ("sum", "mean"):
+        raise ValueError(f"keep is '{keep}': use 'sum' or 'mean'")
+    if any(state.keys() != states[0].keys() for state in states):
+        raise ValueError("the ranks' states hold different names: they are not of one step")
+    scale = len(states) / new_world if keep == "sum" else 1.0
+    merged = {}
+    for path in states[0]:
+        mean = torch.stack([state[path] for state in states]).double().mean(0)
+        factor = scale if path.rpartition(".")[2] == "error" else 1.0
+        merged[path] = (mean * factor).to(states[0][path].dtype)
+    return [{path: tensor.clone() for path, tensor in merged.items()} for _ in range(new_world)]

@@ -1,0 +1,164 @@
+"""From a spec to an `Exchange`, which pairs of codec and exchange are legal, and how many bytes a pair sends."""
+
+import inspect
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline import spec
+from syncline.codecs import Codec, Coder, Gather, Merge, Request
+from syncline.codecs.build import LATE, Round
+from syncline.codecs.build import build as build_codec
+from syncline.codecs.coder import Payload
+from syncline.codecs.program import answer, lower
+from syncline.codecs.wire import layout_of, nbytes, pack, unpack
+from syncline.errors import UsageError
+from syncline.exchange.definition import EXCHANGES, Definition
+from syncline.exchange.moves import AllGather, AllReduce, Op, Place
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange with its options, ready to be linked to a process group."""
+
+    definition: Definition
+    options: tuple[tuple[str, Any], ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def workers(self, world: int) -> int:
+        """How many of the ranks (the first) bring gradients."""
+        workers = self.definition.workers
+        return workers(world, **dict(self.options)) if workers else world
+
+    def serves(self, round: Round) -> bool:
+        """Whether this exchange can carry a codec's communication."""
+        if round.kind == "gather":
+            return self.definition.gather is not None
+        return round.adds or not self.definition.adds_only
+
+    def moves(self, request: Request, place: Place) -> Generator[Op, Any, Any]:
+        """The generator that carries one request on one rank; it returns what the codec is resumed with."""
+        if isinstance(request, Gather):
+            if self.definition.gather is None:
+                raise UsageError(f"exchange '{self}' cannot gather: use {', '.join(gathering())}")
+            layout = layout_of(request.payload)
+            buffers = yield from self.definition.gather(pack(request.payload), place)
+            return [unpack(buffer, layout) for buffer in buffers]
+        merge = lower(request)
+        if self.definition.adds_only and not merge.coder.adds:
+            raise UsageError(f"exchange '{self}' adds payloads up, and these do not add: use allgather")
+        out = yield from self.definition.merge(merge, place, **dict(self.options))
+        return answer(request, out)
+
+    def sent_bytes(self, round: Round, world: int) -> list[int]:
+        """Bytes that each rank sends for one communication of a codec."""
+        return list(_sent(self, round.kind, round.count, round.coder, world))
+
+
+def available() -> list[str]:
+    """The names of all exchanges, those of installed packages included."""
+    return EXCHANGES.names()
+
+
+def build(text: str | Exchange) -> Exchange:
+    """The exchange that a spec describes: `"ring"`, `"server(servers=2)"`, `"hierarchical(node=4)"`."""
+    if isinstance(text, Exchange):
+        return text
+    call = spec.parse_one(text)
+    definition = EXCHANGES.get(call.name)
+    legal = list(inspect.signature(definition.merge).parameters)[2:]
+    named = {**dict(zip(legal, call.args, strict=False)), **call.kwargs}
+    if unknown := sorted(set(named) - set(legal)) or len(call.args) > len(legal):
+        takes = ", ".join(legal) or "no options"
+        raise UsageError(f"'{text}': {call.name} takes {takes}, not {unknown if unknown is not True else call.args}")
+    return Exchange(definition, tuple(sorted(named.items())), str(call))
+
+
+def legal(codec: str | Codec) -> list[str]:
+    """The exchanges that can carry every communication of a codec; the first is a good default."""
+    rounds = _all_rounds(build_codec(codec))
+    names = [n for n in EXCHANGES.names() if all(Exchange(EXCHANGES.get(n), (), n).serves(r) for r in rounds)]
+    first = ("allreduce", "allgather")
+    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
+
+
+def check(codec: str | Codec, exchange: str | Exchange) -> Exchange:
+    """The exchange, if it can carry the codec; else a `UsageError` that names both sides and the legal choices."""
+    built, carrier = build_codec(codec), build(exchange)
+    for round in _all_rounds(built):
+        if not carrier.serves(round):
+            needs = "everybody's payload as it is" if round.kind == "gather" else "its payloads decoded and merged"
+            does = "adds payloads up" if carrier.definition.adds_only else "merges payloads on the way"
+            raise UsageError(
+                f"codec '{built}' needs {needs} and exchange '{carrier}' {does}: with this codec use "
+                f"{', '.join(legal(built))}"
+            )
+    return carrier
+
+
+def gathering() -> list[str]:
+    """The exchanges that can serve a `Gather`."""
+    return [name for name in EXCHANGES.names() if EXCHANGES.get(name).gather]
+
+
+def op_bytes(op: Op, world: int) -> int:
+    """Bytes that a rank sends for one move; an all-reduce is counted as the ring that it is."""
+    if isinstance(op, AllReduce):
+        size = op.tensor.numel() * op.tensor.element_size()
+        return 2 * (world - 1) * size // world
+    if isinstance(op, AllGather):
+        return (world - 1) * op.buffer.numel()
+    return sum(buffer.numel() for buffer in op.sends.values())
+
+
+def _all_rounds(codec: Codec) -> list[Round]:
+    steps = (0, 1, LATE, LATE + 1)
+    return [r for shape in ((64, 64), (64,)) for step in steps for r in codec.rounds(shape, step=step)]
+
+
+@lru_cache(maxsize=16384)
+def _sent(exchange: Exchange, kind: str, count: int, coder: Coder | None, world: int) -> tuple[int, ...]:
+    request: Request
+    if coder is None:
+        request = Gather((torch.empty(count, dtype=torch.uint8, device="meta"),))
+    else:
+        sizes = Coder(_blank_encode, _blank_decode, (("of", coder),), coder.adds)
+        request = Merge(torch.empty(count, device="meta"), sizes)
+    workers = exchange.workers(world)
+    return tuple(_count(exchange.moves(request, Place(r, world, workers)), world) for r in range(world))
+
+
+def _count(moves: Generator[Op, Any, Any], world: int) -> int:
+    """Run one rank's moves without anybody on the other side, and count what it sends."""
+    total, got = 0, None
+    while True:
+        try:
+            op = moves.send(got)
+        except StopIteration:
+            return total
+        total += op_bytes(op, world)
+        got = blank(op, world)
+
+
+def blank(op: Op, world: int) -> Tensor | list[Tensor] | Mapping[int, Tensor]:
+    """An answer of the right shape without data."""
+    if isinstance(op, AllReduce):
+        return torch.empty_like(op.tensor)
+    if isinstance(op, AllGather):
+        return [torch.empty_like(op.buffer)] * world
+    return {rank: torch.empty(size, dtype=torch.uint8, device="meta") for rank, size in op.recvs.items()}
+
+
+def _blank_encode(x: Tensor, *, of: Coder) -> Payload:
+    return (torch.empty(nbytes(of.layout(x.numel())), dtype=torch.uint8, device="meta"),)
+
+
+def _blank_decode(payload: Payload, count: int, *, of: Coder) -> Tensor:
+    return torch.empty(count, device="meta")

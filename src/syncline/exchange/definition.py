@@ -1,0 +1,44 @@
+"""The registry of exchanges, and the decorator that adds one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from syncline.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A registered exchange: how it serves a `Merge`, how a `Gather` if it can, and how many ranks bring gradients."""
+
+    name: str
+    merge: Callable[..., Any]
+    gather: Callable[..., Any] | None
+    adds_only: bool
+    workers: Callable[..., int] | None
+
+
+EXCHANGES: Registry[Definition] = Registry("exchange")
+
+
+def exchange(
+    name: str,
+    *,
+    gather: Callable[..., Any] | None = None,
+    adds_only: bool = False,
+    workers: Callable[..., int] | None = None,
+) -> Callable[[F], F]:
+    """Register the generator function `function(merge, place, *, options)` as exchange `name`.
+
+    It yields moves and returns an `Out`. `gather(buffer, place)` serves `Gather`, and returns all buffers in rank
+    order. `adds_only`: it sums payloads without reading them. `workers(world, **options)`: how many ranks bring
+    gradients, if not all do.
+    """
+
+    def add(function: F) -> F:
+        EXCHANGES.register(name)(Definition(name, function, gather, adds_only, workers))
+        return function
+
+    return add

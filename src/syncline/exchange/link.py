@@ -1,0 +1,155 @@
+"""An exchange over a real process group: requests are launched, and their answers waited for.
+
+Everything that a launch issues later than itself is point to point and tagged by the launch's number, so on Gloo
+open launches may advance in any order, each on its own thread. On NCCL nothing blocks the host: a launch puts its
+whole course on the current stream.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from syncline.codecs import Gather, Request
+from syncline.exchange.build import Exchange, build, op_bytes
+from syncline.exchange.moves import AllGather, AllReduce, Op, Place
+
+# torch 2.13 calls it all_gather_single and warns about the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_ROUNDS = 1 << 12
+_LAUNCHES = 1 << 16
+
+
+class Link:
+    """One rank's end of an exchange. Launches must come in the same order on every rank."""
+
+    def __init__(self, exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> None:
+        self.exchange = build(exchange)
+        self.group = process_group
+        world = dist.get_world_size(process_group)
+        self.place = Place(dist.get_rank(process_group), world, self.exchange.workers(world))
+        self.batched = dist.get_backend(process_group) == "nccl"
+        self.sent_bytes = 0
+        self._launches = 0
+        self._lock = threading.Lock()
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this rank brings gradients; a server's rank runs the same codecs on zeros."""
+        return self.place.rank < self.place.workers
+
+    def launch(self, request: Request) -> "Handle":
+        """Start carrying a request; its first communication is issued before this returns."""
+        with self._lock:
+            number = self._launches
+            self._launches += 1
+        return Handle(self, request, number % _LAUNCHES * _ROUNDS)
+
+    def ask(self, request: Request) -> Any:
+        """Carry a request and wait for its answer."""
+        return self.launch(request).wait()
+
+    def count(self, sent: int) -> None:
+        """Add to the bytes sent; from any thread."""
+        with self._lock:
+            self.sent_bytes += sent
+
+
+class Handle:
+    """One request under way. `wait` drives it to the end; call it from one thread."""
+
+    def __init__(self, link: Link, request: Request, base: int) -> None:
+        self._link = link
+        self._device = (request.payload[0] if isinstance(request, Gather) else request.tensor).device
+        self._moves: Generator[Op, Any, Any] = link.exchange.moves(request, link.place)
+        self._base = base
+        self._sent_to: Counter[int] = Counter()
+        self._received_from: Counter[int] = Counter()
+        self._works: list[dist.Work] = []
+        self._op: Op | None = None
+        self._got: Any = None
+        self._answer: Any = None
+        self.done = False
+        self._step(None)
+
+    def future(self) -> "torch.futures.Future[Any] | None":
+        """A future of the communication in flight, where the backend has one; after it, `advance` does not block."""
+        if len(self._works) != 1 or not isinstance(self._op, AllReduce | AllGather):
+            return None
+        future: torch.futures.Future[Any] = self._works[0].get_future()
+        return future
+
+    def advance(self) -> bool:
+        """Wait for the communication in flight and issue the next; True when the answer is there."""
+        if not self.done:
+            for work in self._works:
+                work.wait()
+            self._step(self._received())
+        return self.done
+
+    def wait(self) -> Any:
+        """The answer to the request."""
+        while not self.advance():
+            pass
+        return self._answer
+
+    def _step(self, got: Any) -> None:
+        try:
+            with torch.no_grad():
+                self._op = self._moves.send(got)
+        except StopIteration as end:
+            self._answer, self.done = end.value, True
+            self._op, self._got, self._works = None, None, []
+            return
+        self._link.count(op_bytes(self._op, self._link.place.world))
+        self._issue(self._op)
+
+    def _issue(self, op: Op) -> None:
+        group = self._link.group
+        works: list[dist.Work | None] = []
+        if isinstance(op, AllReduce):
+            self._got = op.tensor
+            works = [dist.all_reduce(op.tensor, group=group, async_op=True)] if op.tensor.numel() else []
+        elif isinstance(op, AllGather):
+            self._got = op.buffer.new_empty(self._link.place.world * op.buffer.numel())
+            if op.buffer.numel():
+                works = [_all_gather(self._got, op.buffer, group=group, async_op=True)]
+        else:
+            self._got = {r: torch.empty(n, dtype=torch.uint8, device=self._device) for r, n in op.recvs.items()}
+            works = self._move(op.sends, self._got)
+        self._works = [work for work in works if work is not None]
+
+    def _move(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> list[dist.Work | None]:
+        group = self._link.group
+        # Receives first: a message that arrives before its buffer is known waits in the sender's memory.
+        out = {rank: buffer.contiguous() for rank, buffer in sends.items() if buffer.numel()}
+        into = {rank: buffer for rank, buffer in recvs.items() if buffer.numel()}
+        if self._link.batched:
+            ops = [dist.P2POp(dist.irecv, b, group=group, group_peer=r) for r, b in into.items()]
+            ops += [dist.P2POp(dist.isend, b, group=group, group_peer=r) for r, b in out.items()]
+            return list(dist.batch_isend_irecv(ops)) if ops else []
+        works = [
+            dist.irecv(b, group=group, tag=self._tag(r, self._received_from), group_src=r) for r, b in into.items()
+        ]
+        return works + [
+            dist.isend(b, group=group, tag=self._tag(r, self._sent_to), group_dst=r) for r, b in out.items()
+        ]
+
+    def _tag(self, peer: int, counter: Counter[int]) -> int:
+        """The launch's number and the message's number between these two ranks: both ends count alike."""
+        counter[peer] += 1
+        return self._base + counter[peer]
+
+    def _received(self) -> Any:
+        if isinstance(self._op, AllGather):
+            return list(self._got.view(self._link.place.world, -1))
+        return self._got
+
+
+def connect(exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> Link:
+    """Link an exchange to a process group (the default one if none is given)."""
+    return Link(exchange, process_group)

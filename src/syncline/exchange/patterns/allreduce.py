@@ -1,0 +1,18 @@
+"""allreduce: the backend's own sum."""
+
+from syncline.codecs import Merge, Out
+from syncline.codecs.program import adding
+from syncline.exchange.definition import exchange
+from syncline.exchange.moves import AllReduce, Moves, Place
+
+
+@exchange("allreduce", adds_only=True)
+def allreduce(merge: Merge, place: Place) -> Moves:
+    """Sum payloads that add up with one collective: NCCL's or Gloo's ring.
+
+    Sends 2(N-1)/N payloads a rank. The sum is made in the payload's precision (bf16 adds in bf16).
+    """
+    part, own = adding(merge, place.workers)
+    # The collective works in place: it must not write into the gradient.
+    total = yield AllReduce(part.clone() if part.data_ptr() == merge.tensor.data_ptr() else part)
+    return Out(merge.coder.decode((total,), merge.tensor.numel(), seed=merge.seed), own)

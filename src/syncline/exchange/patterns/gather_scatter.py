@@ -1,0 +1,42 @@
+"""gather-scatter: rank 0 does it all, the textbook's first way."""
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from syncline.codecs import Merge
+from syncline.exchange.definition import exchange
+from syncline.exchange.moves import Move, Moves, Op, Piece, Place, result
+
+
+def gather(buffer: Tensor, place: Place) -> Generator[Op, dict[int, Tensor], Sequence[Tensor]]:
+    """Serve a `Gather`: rank 0 collects the buffers and sends all of them to everybody."""
+    others = range(1, place.world)
+    size = buffer.numel()
+    if place.rank:
+        yield Move({0: buffer})
+        got = yield Move({}, {0: place.world * size})
+        return got[0].split(size) if size else [buffer] * place.world
+    got = yield Move({}, dict.fromkeys(others, size))
+    every = [buffer, *(got[r] for r in others)]
+    yield Move(dict.fromkeys(others, torch.cat(every)))
+    return every
+
+
+@exchange("gather-scatter", gather=gather)
+def gather_scatter(merge: Merge, place: Place) -> Moves:
+    """Everybody sends to rank 0, which decodes, merges, encodes again and sends the result back.
+
+    Rank 0 sends N-1 payloads and receives as many, the others one each: a baseline, and fine for two ranks.
+    """
+    piece = Piece(merge, 0, merge.tensor.numel())
+    others = range(1, place.world)
+    if place.rank:
+        yield Move({0: piece.encode(piece.values)})
+        got = yield Move({}, {0: piece.nbytes})
+        return result([piece], [got[0]])
+    got = yield Move({}, dict.fromkeys(others, piece.nbytes))
+    final = piece.finish(piece.merge(got, own_at=0), place.workers)
+    yield Move(dict.fromkeys(others, final))
+    return result([piece], [final])

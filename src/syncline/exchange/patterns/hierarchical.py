@@ -1,0 +1,60 @@
+"""hierarchical: plain values inside a node, compressed between nodes."""
+
+from typing import Any
+
+from syncline.codecs import Merge, Out, cast
+from syncline.errors import UsageError
+from syncline.exchange.definition import EXCHANGES, exchange
+from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Piece, Place
+
+BETWEEN = ("sharded", "ring", "allgather", "gather-scatter")
+
+
+@exchange("hierarchical")
+def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "sharded") -> Moves:
+    """Each node's first rank sums its node's plain values, exchanges with the other nodes' first, and hands out.
+
+    `node` ranks in a row are a node (the last may be smaller). Only first ranks compress, and hold residuals.
+    """
+    if node < 1 or between not in BETWEEN:
+        raise UsageError(f"node={node}, between='{between}': use node >= 1 and one of {', '.join(BETWEEN)}")
+    leader = place.rank - place.rank % node
+    members = list(range(leader + 1, min(leader + node, place.world)))
+    plain = Merge(merge.tensor, cast(merge.tensor.dtype))
+    local = Piece(plain, 0, merge.tensor.numel())
+    if place.rank != leader:
+        yield Move({leader: local.encode(local.values)})
+        got = yield Move({}, {leader: local.nbytes})
+        return Out(local.decode(got[leader]), merge.tensor)
+    got = yield Move({}, dict.fromkeys(members, local.nbytes))
+    total = local.merge(got, own_at=place.rank)
+    leaders = list(range(0, place.world, node))
+    # A node's share is as large as one rank's gradient, so that thresholds mean what they mean elsewhere.
+    share = len(leaders) / place.world if merge.mean else 1.0
+    spot = Place(leaders.index(leader), len(leaders), len(leaders))
+    moves = EXCHANGES.get(between).merge(Merge(total * share, merge.coder, merge.seed, merge.mean), spot)
+    out = yield from _among(leaders, spot.rank, moves)
+    assert out.own is not None
+    mean = out.mean.to(merge.tensor.dtype)
+    yield Move(dict.fromkeys(members, local.encode(mean)))
+    return Out(mean, merge.tensor - (total - out.own / share))
+
+
+def _among(ranks: list[int], position: int, moves: Moves) -> Moves:
+    """Run an exchange among some ranks: its places are positions in `ranks`, and all-gathers become moves."""
+    answer: Any = None
+    while True:
+        try:
+            op = moves.send(answer)
+        except StopIteration as end:
+            out: Out = end.value
+            return out
+        assert not isinstance(op, AllReduce)
+        if isinstance(op, AllGather):
+            others = [r for i, r in enumerate(ranks) if i != position]
+            got = yield Move(dict.fromkeys(others, op.buffer), dict.fromkeys(others, op.buffer.numel()))
+            answer = [got.get(rank, op.buffer) for rank in ranks]
+        else:
+            sends = {ranks[r]: buffer for r, buffer in op.sends.items()}
+            got = yield Move(sends, {ranks[r]: size for r, size in op.recvs.items()})
+            answer = {ranks.index(r): buffer for r, buffer in got.items()}

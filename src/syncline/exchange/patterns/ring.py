@@ -1,0 +1,30 @@
+"""ring: decode, merge and encode on every hop."""
+
+from syncline.codecs import Merge
+from syncline.exchange.definition import exchange
+from syncline.exchange.moves import Move, Moves, Place, pieces, result
+
+
+@exchange("ring")
+def ring(merge: Merge, place: Place) -> Moves:
+    """Pass partial sums around, one shard a rank; then pass the finished shards around as they are.
+
+    Sends 2(N-1)/N payloads a rank in 2(N-1) rounds, to one neighbour only. Every hop's loss is booked to the rank
+    that encoded.
+    """
+    world, rank = place.world, place.rank
+    cut = pieces(merge, world)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    total = cut[rank].values
+    for hop in range(world - 1):
+        incoming = cut[(rank - hop - 1) % world]
+        buffer = cut[(rank - hop) % world].encode(total)
+        got = yield Move({right: buffer}, {left: incoming.nbytes})
+        total = incoming.merge({left: got[left]}, own_at=rank)
+    done = (rank + 1) % world
+    finals = {done: cut[done].finish(total, place.workers)}
+    for hop in range(world - 1):
+        there, here = (done - hop) % world, (done - hop - 1) % world
+        got = yield Move({right: finals[there]}, {left: cut[here].nbytes})
+        finals[here] = got[left]
+    return result(cut, [finals[i] for i in range(world)])

@@ -1,0 +1,36 @@
+"""server: dedicated ranks aggregate, the parameter server in BytePS's shape."""
+
+from syncline.codecs import Merge
+from syncline.errors import UsageError
+from syncline.exchange.definition import exchange
+from syncline.exchange.moves import Move, Moves, Place, pieces, result
+
+
+def workers(world: int, *, servers: int = 1) -> int:
+    """All ranks but the last `servers` bring gradients."""
+    if not 1 <= servers < world:
+        raise UsageError(f"server(servers={servers}) in a world of {world}: use 1 to {world - 1} servers")
+    return world - servers
+
+
+@exchange("server", workers=workers)
+def server(merge: Merge, place: Place, *, servers: int = 1) -> Moves:
+    """Workers send one shard to each server, which decodes, merges, encodes again and sends it back.
+
+    The last `servers` ranks are servers: they run the same codec on zero gradients, which are not counted in the
+    mean; what their encoding loses stays in their residual and joins the next step's sum. A worker sends one
+    payload; a server one shard to each worker.
+    """
+    cut = pieces(merge, servers)
+    crew = list(range(place.workers))
+    if place.rank < place.workers:
+        shards = {place.workers + i: piece.encode(piece.values) for i, piece in enumerate(cut)}
+        got = yield Move(shards, {place.workers + i: piece.nbytes for i, piece in enumerate(cut)})
+        return result(cut, [got[place.workers + i] for i in range(servers)])
+    at = place.rank - place.workers
+    got = yield Move({}, dict.fromkeys(crew, cut[at].nbytes))
+    final = cut[at].finish(cut[at].merge(got, own_at=place.rank), place.workers)
+    peers = [place.workers + i for i in range(servers) if i != at]
+    sends = dict.fromkeys([*crew, *peers], final)
+    got = yield Move(sends, {place.workers + i: cut[i].nbytes for i in range(servers) if i != at})
+    return result(cut, [final if i == at else got[place.workers + i] for i in range(servers)])

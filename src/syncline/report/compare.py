@@ -1,0 +1,192 @@
+"""Figures that need more than one run: speed-up, efficiency, loss differences, bytes against theory, spread.
+
+Pure functions of a results dict. A figure that cannot be computed (its run crashed, there is no baseline) is
+None, never a guess.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline.report import stats
+from syncline.report.results import SHARES, Results, Run, finite, numbers, ok
+
+BASELINE = "single"
+"""The strategy others are measured against: one rank, no exchange."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The other run whose losses are closest, and the largest difference at any step."""
+
+    label: str
+    difference: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run with its derived figures."""
+
+    label: str
+    run: Run
+    ok: bool
+    median: float | None
+    interval: tuple[float, float] | None
+    speedup: float | None
+    efficiency: float | None
+    against: str | None
+    wire_ratio: float | None
+    final_loss: float | None
+    loss_difference: float | None
+    nearest: Nearest | None
+    rank_spread: float | None
+    late_rank: int | None
+    waited_ms: float | None
+
+
+def rows(results: Results) -> list[Row]:
+    """One row a run, in the file's order."""
+    runs = results["runs"]
+    names = labels(runs)
+    return [_row(run, name, runs, names) for run, name in zip(runs, names, strict=True)]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What each run is called: its spec, `x N` behind it when one spec ran at several world sizes, always unique."""
+    sizes: dict[str, set[int]] = {}
+    for run in runs:
+        sizes.setdefault(run["strategy"], set()).add(run.get("world_size", 0))
+    plain = [
+        f"{run['strategy']} x{run['world_size']}"
+        if len(sizes[run["strategy"]]) > 1 and "world_size" in run
+        else run["strategy"]
+        for run in runs
+    ]
+    seen: Counter[str] = Counter()
+    total = Counter(plain)
+    unique = []
+    for name in plain:
+        seen[name] += 1
+        unique.append(f"{name} #{seen[name]}" if total[name] > 1 else name)
+    return unique
+
+
+def workers(run: Run) -> int:
+    """Ranks that compute gradients: `world_size`; dedicated servers come on top of it."""
+    return run.get("world_size", 1)
+
+
+def step_median(run: Run) -> float | None:
+    """The median step in ms, first step left out."""
+    return finite(run.get("step_ms", {}).get("median"))
+
+
+def steady(run: Run) -> list[float]:
+    """All step times but the first."""
+    return numbers(run.get("step_ms_series", [])[1:])
+
+
+def parts_ms(run: Run) -> dict[str, float]:
+    """The median step cut by the run's shares, in ms."""
+    middle = step_median(run) or 0.0
+    return {part: share(run, part) * middle for part in SHARES}
+
+
+def share(run: Run, part: str) -> float:
+    """One part's share of the step; 0 when it was not measured."""
+    return finite(run.get("breakdown", {}).get(part)) or 0.0
+
+
+def baseline(run: Run, runs: Sequence[Run]) -> Run | None:
+    """What `run` is compared with: `single`; without it the same strategy at the smallest world size."""
+    single = next((r for r in runs if r["strategy"] == BASELINE and ok(r)), None)
+    if single is not None:
+        return single
+    family = [r for r in runs if r["strategy"] == run["strategy"] and ok(r)]
+    smallest = min(family, key=workers, default=None)
+    if smallest is None or len({workers(r) for r in family}) < 2:
+        return None
+    return smallest
+
+
+def speedup(run: Run, base: Run | None) -> float | None:
+    """Samples a second over the baseline's."""
+    if base is None or not ok(run):
+        return None
+    ours, theirs = finite(run.get("samples_per_s")), finite(base.get("samples_per_s"))
+    return ours / theirs if ours is not None and theirs else None
+
+
+def efficiency(run: Run, base: Run | None) -> float | None:
+    """Speed-up over the growth in ranks: 1 when every added rank adds its full worth."""
+    ratio = speedup(run, base)
+    return None if ratio is None or base is None else ratio * workers(base) / workers(run)
+
+
+def loss_difference(one: Run, other: Run) -> float | None:
+    """The largest distance between two loss curves at the same step; None where their batches differ."""
+    if one.get("batch") != other.get("batch"):
+        return None
+    pairs = [(finite(a), finite(b)) for a, b in zip(one.get("loss", []), other.get("loss", []), strict=False)]
+    gaps = [abs(a - b) for a, b in pairs if a is not None and b is not None]
+    return max(gaps, default=None)
+
+
+def wire_ratio(run: Run) -> float | None:
+    """Measured bytes over the formula's; None when the bytes were not measured."""
+    wire = run.get("wire", {})
+    theory, bytes_ = finite(wire.get("theory_bytes")), finite(run.get("wire_bytes_per_step"))
+    return bytes_ / theory if wire.get("measured") and theory and bytes_ is not None else None
+
+
+def rank_spread(run: Run) -> float | None:
+    """How much longer the slowest rank's median step is than the fastest's: 0.1 is 10%."""
+    medians = numbers([rank.get("step_ms", {}).get("median") for rank in run.get("ranks", [])])
+    return max(medians) / min(medians) - 1 if len(medians) > 1 and min(medians) > 0 else None
+
+
+def late_rank(run: Run) -> tuple[int, float] | None:
+    """The rank the others wait for (it waits least) and how long the longest wait for it is, in ms a step."""
+    waits = []
+    for rank in run.get("ranks", []):
+        middle = finite(rank.get("step_ms", {}).get("median"))
+        wait = finite(rank.get("breakdown", {}).get("wait"))
+        if middle is not None and wait is not None:
+            waits.append((middle * wait, rank["rank"]))
+    if len(waits) < 2:
+        return None
+    return min(waits)[1], max(waits)[0] - min(waits)[0]
+
+
+def _row(run: Run, label: str, runs: Sequence[Run], names: Sequence[str]) -> Row:
+    base = baseline(run, runs)
+    single = next((r for r in runs if r["strategy"] == BASELINE and ok(r) and r is not run), None)
+    late = late_rank(run)
+    series = steady(run)
+    losses = run.get("loss", [])
+    return Row(
+        label=label,
+        run=run,
+        ok=ok(run),
+        median=step_median(run),
+        interval=stats.median_interval(series) if series else None,
+        speedup=speedup(run, base),
+        efficiency=efficiency(run, base),
+        against=next((n for r, n in zip(runs, names, strict=True) if r is base), None),
+        wire_ratio=wire_ratio(run),
+        final_loss=finite(losses[-1]) if losses else None,
+        loss_difference=loss_difference(run, single) if single is not None else None,
+        nearest=_nearest(run, runs, names),
+        rank_spread=rank_spread(run),
+        late_rank=late[0] if late else None,
+        waited_ms=late[1] if late else None,
+    )
+
+
+def _nearest(run: Run, runs: Sequence[Run], names: Sequence[str]) -> Nearest | None:
+    others = [
+        Nearest(name, gap)
+        for other, name in zip(runs, names, strict=True)
+        if other is not run and ok(other) and ok(run) and (gap := loss_difference(run, other)) is not None
+    ]
+    return min(others, key=lambda n: n.difference, default=None)

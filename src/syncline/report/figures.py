@@ -1,0 +1,135 @@
+"""How figures are written, in the console, the verdicts and the page alike: three significant digits, one unit."""
+
+import math
+import re
+import unicodedata
+
+NONE = "-"
+"""What stands where a figure does not exist."""
+
+
+def absent(value: float | None) -> bool:
+    """Whether there is no number to write."""
+    return value is None or not math.isfinite(value)
+
+
+def significant(value: float, *, digits: int = 3) -> str:
+    """`value` with so many significant digits, never in scientific notation above 1e-4.
+
+    >>> [significant(v) for v in (1234.5, 88.54, 0.01234, 0)]
+    ['1234', '88.5', '0.0123', '0']
+    """
+    if value == 0:
+        return "0"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    if abs(value) < 1e-4:
+        return f"{value:.1e}"
+    text = f"{value:.{digits}g}"
+    return f"{float(text):f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds, as ms below 10 s and as seconds above.
+
+    >>> duration(885.4), duration(22359.2), duration(None)
+    ('885 ms', '22.4 s', '-')
+    """
+    if ms is None or absent(ms):
+        return NONE
+    return f"{significant(ms / 1000)} s" if abs(ms) >= 10_000 else f"{significant(ms)} ms"
+
+
+def between(low: float | None, high: float | None) -> str:
+    """Two bounds in ms, the unit left to the heading.
+
+    >>> between(952.4, 1010.2)
+    '952-1010'
+    """
+    if low is None or high is None or absent(low) or absent(high):
+        return NONE
+    return f"{significant(low)}-{significant(high)}"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units.
+
+    >>> size(221_400_000), size(512)
+    ('221 MB', '512 B')
+    """
+    if count is None or absent(count):
+        return NONE
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor:
+            return f"{significant(count / factor)} {unit}"
+    return f"{significant(count)} B"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as a percentage.
+
+    >>> percent(0.6234), percent(0.004), percent(1.004)
+    ('62%', '0.4%', '100%')
+    """
+    if share is None or absent(share):
+        return NONE
+    value = share * 100
+    return f"{value:.0f}%" if abs(value) >= 9.95 or value == 0 else f"{value:.1f}%".replace(".0%", "%")
+
+
+def accuracy(share: float | None) -> str:
+    """A share of right answers, to a tenth of a percent."""
+    return NONE if share is None or absent(share) else f"{share * 100:.1f}%"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio: `4.0x`, and more digits only where they tell something."""
+    if ratio is None or absent(ratio):
+        return NONE
+    return f"{ratio:.0f}x" if ratio >= 20 else f"{ratio:.1f}x" if ratio >= 1.95 else f"{ratio:.2f}x"
+
+
+def bandwidth(bits: float | None) -> str:
+    """Bits a second in decimal units.
+
+    >>> bandwidth(1_000_000_000), bandwidth(200e6)
+    ('1 Gbit/s', '200 Mbit/s')
+    """
+    if bits is None or absent(bits):
+        return NONE
+    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= factor:
+            return f"{significant(bits / factor)} {unit}"
+    return f"{significant(bits)} bit/s"
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """A plain number, or the dash."""
+    return (
+        NONE if value is None or absent(value) else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('s', 'sh', 'ch')) else 's'}"
+
+
+def printable(text: object) -> str:
+    """`text` without control or direction characters, which could rewrite a terminal or reverse a page."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in str(text))
+
+
+def unbroken(text: str) -> str:
+    """`text` with its formulas kept on one line: a browser may break `2(N-1)S` after the hyphen.
+
+    >>> unbroken("2(N-1)S, all-reduce") == "2(N-\\u20601)S, all-reduce"
+    True
+    """
+    return re.sub(r"-(?=\d)", "-\u2060", text)
+
+
+def one_line(text: object, *, limit: int = 160) -> str:
+    """The first line of `text`, printable, cut at `limit` characters."""
+    line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
+    return line if len(line) <= limit else line[: limit - 3] + "..."

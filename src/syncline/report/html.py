@@ -1,0 +1,97 @@
+"""The self-contained page: one file, no fetch, opened from disk or served, with a strict content policy.
+
+Style and script are inlined from `assets/` and allowed by their hashes alone; whatever comes from the results is
+escaped, in markup by the template engine and in the data block by `embed`.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from syncline.report import figures
+from syncline.report.page import PARTS, page
+from syncline.report.results import Results
+
+ASSETS = Path(__file__).parent / "assets"
+STYLES = ("base.css", "page.css", "charts.css")
+SCRIPTS = ("core.js", "axes.js", "lines.js", "bars.js", "charts.js", "main.js")
+SECTIONS = ("verdicts", "summary", "scaling", "loss", "time", "shares", "wire", "startup", "ranks", "crashes", "setup")
+"""Templates in `assets/sections`, in the page's order; each decides itself whether it has something to show."""
+
+COLORS = 10
+"""Colours of the palette; an eleventh strategy takes the first again, with a dashed line."""
+
+
+def render(results: Results) -> str:
+    """The page as text."""
+    content = page(results)
+    style, script = _joined("css", STYLES), _joined("js", SCRIPTS)
+    text = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            page=content,
+            results=results,
+            sections=SECTIONS,
+            parts=PARTS,
+            colors=COLORS,
+            policy=policy(style=style, script=script),
+            style=Markup(style),  # noqa: S704 - our own files
+            script=Markup(script),  # noqa: S704 - our own files
+            data=Markup(embed(content.data)),  # noqa: S704 - escaped by embed
+        )
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a name must not stop the report
+
+
+def policy(*, style: str, script: str) -> str:
+    """The content policy: nothing may be fetched, and only this style and this script may run."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embed(data: Mapping[str, Any]) -> str:
+    """`data` as JSON that cannot end its script element, whatever strings it holds."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = (
+        "accuracy",
+        "bandwidth",
+        "between",
+        "duration",
+        "number",
+        "one_line",
+        "percent",
+        "plural",
+        "printable",
+        "significant",
+    )
+    for name in (*names, "size", "times", "unbroken"):
+        environment.filters[name] = getattr(figures, name)
+    return environment
+
+
+def _joined(kind: str, names: tuple[str, ...]) -> str:
+    return "\n".join((ASSETS / kind / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

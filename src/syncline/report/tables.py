@@ -1,0 +1,220 @@
+"""Console tables (rich). Plain ASCII text in cells, so that a log file or a narrow terminal reads as well.
+
+Strings from the results are `Text` objects: rich markup or terminal escapes inside them stay inert.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from syncline.report.compare import Row, rows, share
+from syncline.report.figures import (
+    NONE,
+    accuracy,
+    between,
+    duration,
+    number,
+    one_line,
+    percent,
+    printable,
+    significant,
+    times,
+)
+from syncline.report.results import Results, Run, Summary, finite, numbers
+from syncline.report.scaling import Curve, curves, start_ups
+
+WIDE = 132
+"""From this many columns on, the comparison is one table; below, it is two."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and how a row's cell is written."""
+
+    head: str
+    cell: Callable[[Row], str]
+
+
+def _key(name: str, show: Callable[[float | None], str]) -> Callable[[Row], str]:
+    return lambda row: show(finite(row.run.get(name)))
+
+
+def _quartiles(step: Summary) -> str:
+    return between(finite(step.get("q1")), finite(step.get("q3")))
+
+
+def _milliseconds(value: float | None) -> str:
+    return NONE if value is None else significant(value)
+
+
+def _megabytes(value: float | None) -> str:
+    return NONE if value is None else significant(value / 1e6)
+
+
+def _share(part: str) -> Callable[[Row], str]:
+    return lambda row: percent(share(row.run, part)) if row.run.get("breakdown") else NONE
+
+
+def _against_theory(row: Row) -> str:
+    if row.wire_ratio is not None:
+        return percent(row.wire_ratio)
+    return "theory" if row.run.get("wire") and not row.run["wire"].get("measured") else NONE
+
+
+_TIME = (
+    Column("ranks", lambda row: str(row.run.get("world_size", NONE))),
+    Column("step\nms", lambda row: _milliseconds(row.median)),
+    Column("q1-q3", lambda row: _quartiles(row.run["step_ms"]) if "step_ms" in row.run else NONE),
+    Column("first", _key("first_step_ms", _milliseconds)),
+    Column("samples\n/s", _key("samples_per_s", _milliseconds)),
+    Column("speed\n-up", lambda row: times(row.speedup)),
+    Column("eff.", lambda row: percent(row.efficiency)),
+)
+_COST = (
+    Column("wire\nMB", _key("wire_bytes_per_step", _megabytes)),
+    Column("of\ntheory", _against_theory),
+    Column("exch.", _share("exposed_exchange")),
+    Column("wait", _share("wait")),
+    Column("loss", lambda row: number(row.final_loss)),
+    Column("accu-\nracy", _key("test_accuracy", accuracy)),
+)
+_STATUS = Column("status", lambda row: "ok" if row.ok else "crashed")
+_GAP = Column("max loss\ndifference", lambda row: number(row.loss_difference, digits=2))
+
+
+def comparison(results: Results, *, width: int) -> list[Table]:
+    """The summary: one table where `width` allows it, else time and cost apart."""
+    table = rows(results)
+    if width >= WIDE:
+        return [_columns(table, (*_TIME, *_COST, _STATUS))]
+    return [_columns(table, (*_TIME, _STATUS), title="time"), _columns(table, (*_COST, _GAP), title="cost and result")]
+
+
+def scaling(results: Results) -> list[Table]:
+    """A table for each strategy that ran at several world sizes."""
+    return [_scaling(curve) for curve in curves(results)]
+
+
+def start_up(results: Results) -> Table:
+    """Start-up against steady state, a row a run."""
+    table = _table("start-up", "strategy", "before\nstep 1", "step 1", "later\nsteps", "share of\nthe run")
+    for row in start_ups(results):
+        before = sum(ms for name, ms in row.parts if name != "first step")
+        cells = (duration(before), duration(row.first_step_ms), duration(row.step_ms), percent(row.share))
+        table.add_row(_text(row.label), *cells)
+    return table
+
+
+def per_rank(run: Run, *, label: str) -> Table:
+    """One run, a row a rank."""
+    heads = ("node", "step\nms", "q1-q3", "first", "exch.", "wait", "sent\nMB", "recv\nMB", "loss", "accu-\nracy")
+    table = _table(printable(label), "rank", *heads)
+    for rank in run.get("ranks", []):
+        step, parts, wire = rank.get("step_ms", {}), rank.get("breakdown", {}), rank.get("wire", {})
+        losses = numbers(rank.get("loss"))
+        table.add_row(
+            str(rank["rank"]),
+            _text(rank.get("host", rank.get("node", NONE))),
+            _milliseconds(finite(step.get("median"))),
+            between(finite(step.get("q1")), finite(step.get("q3"))),
+            _milliseconds(finite(rank.get("first_step_ms"))),
+            percent(finite(parts.get("exposed_exchange"))),
+            percent(finite(parts.get("wait"))),
+            _megabytes(finite(wire.get("sent"))),
+            _megabytes(finite(wire.get("received"))),
+            number(losses[-1] if losses else None),
+            accuracy(finite(rank.get("test_accuracy"))),
+        )
+    return table
+
+
+def losses(results: Results, *, every: int = 20, most: int = 8) -> Table:
+    """The loss of every strategy at each `every`-th iteration (a multiple of it when more than `most` would come)."""
+    table = rows(results)
+    last = max((len(row.run.get("loss", [])) for row in table), default=0)
+    stride = every * max(1, math.ceil(last / every / most))
+    steps = [*range(stride, last + 1, stride)] or [last]
+    out = _table("loss at iteration", "strategy", *map(str, steps))
+    for row in table:
+        series = row.run.get("loss", [])
+        out.add_row(_text(row.label), *[number(finite(series[s - 1])) if 0 < s <= len(series) else NONE for s in steps])
+    return out
+
+
+def crashes(results: Results) -> Iterator[Text]:
+    """One line for each crashed run."""
+    for row in rows(results):
+        error = row.run.get("error")
+        if not row.ok and error:
+            yield Text(
+                f"{printable(row.label)} crashed on rank {error['rank']}: {one_line(error['summary'])}", style="red"
+            )
+
+
+def show(console: Console, tables: Sequence[Table]) -> None:
+    """Print tables with a blank line between them; a long cell folds, it is never cut."""
+    for table in tables:
+        if table.row_count:
+            console.print(table)
+            console.print()
+
+
+def _scaling(curve: Curve) -> Table:
+    heads = (
+        "ranks",
+        "first\nepoch",
+        "later\nepochs",
+        "step",
+        "samples\n/s",
+        "speed\n-up",
+        "eff.",
+        "whole\nrun",
+        "speed\n-up",
+    )
+    table = _table(f"scaling of {printable(curve.strategy)}", *heads)
+    for point in curve.points:
+        table.add_row(
+            str(point.world_size),
+            duration(point.first_epoch_s * 1000 if point.first_epoch_s is not None else None),
+            duration(point.later_epoch_s * 1000 if point.later_epoch_s is not None else None),
+            duration(point.step_ms),
+            _milliseconds(point.samples_per_s),
+            times(point.speedup),
+            percent(point.efficiency),
+            duration(point.whole_s * 1000 if point.whole_s is not None else None),
+            times(point.whole_speedup),
+        )
+    return table
+
+
+def _columns(table: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
+    out = _table(title, "strategy", *[column.head for column in columns])
+    for row in table:
+        style = None if row.ok else "red"
+        out.add_row(_text(row.label), *[column.cell(row) for column in columns], style=style)
+    return out
+
+
+def _table(title: str | None, first: str, *heads: str) -> Table:
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column(first, overflow="fold", min_width=min(len(first), 8))
+    for head in heads:
+        table.add_column(Text(head), justify="right", no_wrap=True)
+    return table
+
+
+def _text(value: object) -> Text:
+    return Text(printable(value))

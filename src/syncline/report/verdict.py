@@ -1,0 +1,199 @@
+"""One sentence per strategy: what its step is spent on, and why it is faster or slower than the others.
+
+Every claim carries its evidence, and a difference is only claimed where the medians' confidence intervals part.
+Deterministic: the same results give the same words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline.report.compare import Row, parts_ms, rows, share, workers
+from syncline.report.figures import bandwidth, duration, one_line, percent, plural, size, times
+from syncline.report.remarks import remarks
+from syncline.report.results import SHARES, Results, finite
+
+PART_NAMES = {
+    "data": "loading data",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed_encode": "exposed encode",
+    "exposed_exchange": "exposed exchange",
+    "wait": "waiting for a late rank",
+    "update": "the update",
+    "other": "time that no span covers",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A run's label, its sentence, and further remarks (start-up, divergence, bytes off theory)."""
+
+    label: str
+    ok: bool
+    sentence: str
+    remarks: tuple[str, ...] = ()
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """One verdict a run, in the file's order."""
+    table = rows(results)
+    return [_verdict(row, table, results) for row in table]
+
+
+def headline(results: Results) -> str:
+    """The whole comparison in one sentence."""
+    table = rows(results)
+    good = _ranking(table)
+    crashed = sum(not row.ok for row in table)
+    tail = f"; {plural(crashed, 'run')} crashed" if crashed else ""
+    if not good:
+        return "No strategy finished." if table else "Nothing was run."
+    best = good[0]
+    if len(good) == 1:
+        return f"{best.label} takes {duration(best.median)} a step (median){tail}."
+    gain = ""
+    if best.speedup is not None and best.against not in (None, best.label):
+        gain = f", {times(best.speedup)} the throughput of {best.against} at {percent(best.efficiency)} efficiency"
+    if _same(best, good[1]):
+        tied = " and ".join([best.label, *[row.label for row in good[1:] if _same(best, row)]])
+        return f"{tied} are the fastest, equal within noise: {duration(best.median)} a step (median){gain}{tail}."
+    return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} a step (median){gain}{tail}."
+
+
+def _verdict(row: Row, table: Sequence[Row], results: Results) -> Verdict:
+    if not row.ok:
+        return Verdict(row.label, ok=False, sentence=_crash(row))
+    sentence = "; ".join([_place(row, table), *_causes(row, table, results)]) + "."
+    return Verdict(row.label, ok=True, sentence=sentence, remarks=tuple(remarks(row)))
+
+
+def _crash(row: Row) -> str:
+    error = row.run.get("error") or {"rank": -1, "summary": "no reason was recorded", "traceback": ""}
+    done = len(row.run.get("loss", []))
+    after = f" after {plural(done, 'step')}" if done else ""
+    where = f"on rank {error['rank']}" if error["rank"] >= 0 else "before its ranks started"
+    return f"crashed {where}{after}: {one_line(error['summary']).rstrip('.')}."
+
+
+def _place(row: Row, table: Sequence[Row]) -> str:
+    """`885 ms a step, the fastest of 4` and the like."""
+    order = _ranking(table)
+    text = f"{duration(row.median)} a step"
+    if len(order) < 2 or row.median is None:
+        return text
+    best = order[0]
+    if row is best:
+        return f"{text}, the fastest of {len(order)}"
+    if _same(row, best):
+        return f"{text}, equal to {best.label} within noise"
+    ratio = times(_per_sample(row) / _per_sample(best))
+    if row.run.get("batch") != best.run.get("batch"):
+        return f"{text}, {ratio} {best.label}'s time per sample"
+    return f"{text}, {ratio} {best.label}'s"
+
+
+def _causes(row: Row, table: Sequence[Row], results: Results) -> list[str]:
+    other = _reference(row, table)
+    spent = _spent(row, results)
+    if other is None or row.median is None or other.median is None or _same(row, other):
+        return [spent]
+    ours, theirs = parts_ms(row.run), parts_ms(other.run)
+    slower = row.median > other.median
+    gaps = {part: (ours[part] - theirs[part]) * (1 if slower else -1) for part in SHARES}
+    part = max(gaps, key=lambda name: gaps[name])
+    whole = abs(row.median - other.median)
+    if gaps[part] <= 0 or whole == 0:
+        return [spent]
+    word = "more" if slower else "less"
+    claim = f"against {other.label} it spends {duration(gaps[part])} {word} on {PART_NAMES[part]}"
+    because = _because(part, row, other, slower=slower)
+    return [spent, f"{claim}, {because}" if because else claim]
+
+
+def _spent(row: Row, results: Results) -> str:
+    """What the step is spent on: compute when that is most of it, else the largest cost of being distributed."""
+    run = row.run
+    compute = share(run, "forward") + share(run, "backward")
+    overhead = max((p for p in SHARES if p not in ("forward", "backward")), key=lambda p: share(run, p))
+    if workers(run) == 1:
+        return f"{percent(compute)} of it is forward and backward, nothing is exchanged"
+    most = share(run, overhead)
+    if compute >= 0.5 or compute > most:
+        text = f"{percent(compute)} of it is forward and backward"
+        return (
+            f"{text}, {percent(most)} {PART_NAMES[overhead]}{_detail(overhead, row, results)}" if most >= 0.05 else text
+        )
+    return f"{percent(most)} of it is {PART_NAMES[overhead]}{_detail(overhead, row, results)}"
+
+
+def _detail(part: str, row: Row, results: Results) -> str:
+    """The evidence behind one overhead."""
+    if part == "wait" and row.late_rank is not None and row.waited_ms:
+        return f" (rank {row.late_rank} is the late one, by up to {duration(row.waited_ms)})"
+    moved = finite(row.run.get("wire_bytes_per_step"))
+    if part != "exposed_exchange" or not moved:
+        return ""
+    text = f": the busiest rank's link carries {_bytes(row, moved)} a step"
+    speed = finite(results.get("network", {}).get("bandwidth"))
+    if not speed:
+        return text
+    floor = moved * 8000 / speed
+    hidden = 1 - parts_ms(row.run)[part] / floor
+    covered = f", {percent(hidden)} of that hidden" if hidden >= 0.05 else ""
+    return f"{text}, at least {duration(floor)} at {bandwidth(speed)}{covered}"
+
+
+def _bytes(row: Row, moved: float) -> str:
+    """`229 MB (2(N-1)S = 221 MB)`: what was counted, and the formula."""
+    wire = row.run.get("wire", {})
+    formula, theory = one_line(wire.get("formula", ""), limit=40), finite(wire.get("theory_bytes"))
+    if not formula:
+        return size(moved)
+    if not wire.get("measured") or theory is None:
+        return f"{formula} = {size(moved)}"
+    return f"{size(moved)} ({formula} = {size(theory)})"
+
+
+def _because(part: str, row: Row, other: Row, *, slower: bool) -> str:
+    ours, theirs = finite(row.run.get("wire_bytes_per_step")), finite(other.run.get("wire_bytes_per_step"))
+    if part == "exposed_exchange" and ours and theirs:
+        if 0.9 < ours / theirs < 1.1:
+            return f"with the same bytes: it hides {'less' if slower else 'more'} of them behind backward"
+        return f"moving {times(ours / theirs)} its bytes"
+    if part in ("forward", "backward"):
+        mine, its = _samples(row), _samples(other)
+        if mine and its and mine != its:
+            return f"computing {mine:g} samples a rank instead of {its:g}"
+    return ""
+
+
+def _samples(row: Row) -> float | None:
+    batch = finite(row.run.get("batch"))
+    return batch / workers(row.run) if batch else None
+
+
+def _ranking(table: Sequence[Row]) -> list[Row]:
+    """Finished runs, the fastest first."""
+    return sorted((row for row in table if row.ok and row.median), key=_per_sample)
+
+
+def _per_sample(row: Row) -> float:
+    """Median step over batch: steps of different batches cannot be ranked by their time alone."""
+    return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)
+
+
+def _reference(row: Row, table: Sequence[Row]) -> Row | None:
+    """Whom to explain a run against: the fastest; the fastest itself against the next one at its world size."""
+    order = _ranking(table)
+    if len(order) < 2 or row not in order:
+        return None
+    if row is not order[0]:
+        return order[0]
+    rivals = [other for other in order[1:] if workers(other.run) == workers(row.run)]
+    return rivals[0] if rivals else order[1]
+
+
+def _same(one: Row, other: Row) -> bool:
+    if one.interval is None or other.interval is None:
+        return False
+    return one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]

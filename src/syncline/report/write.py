@@ -1,0 +1,41 @@
+"""From results to what people look at: the console summary and the HTML page."""
+
+import os
+from typing import TYPE_CHECKING
+
+from syncline.report.figures import printable
+from syncline.report.remarks import cautions
+from syncline.report.results import Results, write_text
+from syncline.report.verdict import headline, verdicts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def render_html(results: Results) -> str:
+    """The self-contained page as text."""
+    from syncline.report.html import render
+
+    return render(results)
+
+
+def write_html(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write the page to `path` in one move."""
+    write_text(render_html(results), path)
+
+
+def print_summary(results: Results, console: "Console") -> None:
+    """Tables first, then a verdict for each strategy, then what to beware of."""
+    from rich.text import Text
+
+    from syncline.report import tables
+
+    tables.show(console, [*tables.comparison(results, width=console.width), *tables.scaling(results)])
+    console.print(Text(printable(headline(results)), style="bold"))
+    for verdict in verdicts(results):
+        line = Text("- ") + Text(printable(verdict.label), style="bold") + Text(": " + printable(verdict.sentence))
+        console.print(line, style=None if verdict.ok else "red")
+        for remark in verdict.remarks:
+            console.print(Text(f"  {printable(remark)}"), style="dim")
+    for caution in [*results.get("warnings", []), *cautions(results)]:
+        console.print(Text(f"Note: {printable(caution)}", style="yellow"))

@@ -1,0 +1,89 @@
+"""What a data set is: random access batches, what a model asks of its data, and the registry."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from syncline import spec
+from syncline.errors import UsageError
+from syncline.registry import Registry
+
+Batch = tuple[Tensor, ...]
+
+
+class Dataset(Protocol):
+    """Map-style and cheap: any samples, in any order, as tensors on the CPU."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
+        """The samples at `indices`; a sample depends on its index, the epoch and the data's seed alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model asks of its data. `None`: it follows whatever the data set has.
+
+    Tasks and their batches: `images` (images, labels); `unpaired` (images of one domain, of the other);
+    `lm` (tokens, next tokens); `translation` (source, shifted target, target); `pretraining` (tokens, segments,
+    masked targets, is-random-next); `text-classes` (tokens, segments, labels); `qa` (tokens, segments, start, end).
+    """
+
+    task: str
+    image_size: int | None = None
+    channels: int | None = None
+    classes: int | None = None
+    vocabulary: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set, ready for one task, and the sizes that a model must fit."""
+
+    name: str
+    task: str
+    train: Dataset
+    test: Dataset | None
+    samples: str
+    classes: int = 0
+    channels: int = 0
+    image_size: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A registered data set: the tasks it can serve, and `make(need, *, seed, **arguments) -> Data`."""
+
+    tasks: tuple[str, ...]
+    make: Callable[..., Data]
+
+
+DATA: Registry[Source] = Registry("data")
+
+
+def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]], Callable[..., Data]]:
+    """Decorator: register `make` as the data set `name`, which serves `tasks`."""
+
+    def add(make: Callable[..., Data]) -> Callable[..., Data]:
+        DATA.register(name)(Source(tasks, make))
+        return make
+
+    return add
+
+
+def load_data(text: str, need: Need, *, model: str, seed: int) -> Data:
+    """The data set of a spec, made for what the model needs; one of the wrong kind is a `UsageError`."""
+    call = spec.parse_one(text)
+    source = DATA.get(call.name)
+    if need.task not in source.tasks:
+        legal = ", ".join(name for name in DATA.names() if need.task in DATA.get(name).tasks)
+        raise UsageError(f"model '{model}' cannot train on data '{call.name}': it needs {need.task} ({legal})")
+    made: Any = spec.apply(call, source.make, need, seed=seed)
+    if not isinstance(made, Data):
+        raise UsageError(f"data '{call.name}' returned a {type(made).__name__}, not a syncline Data")
+    return made

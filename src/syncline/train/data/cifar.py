@@ -1,0 +1,151 @@
+"""CIFAR-10 and CIFAR-100 from the binary archives (`.tar.gz`, or extracted `.bin` files). Nothing is unpickled."""
+
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from syncline.errors import UsageError
+from syncline.train.data.base import Data, Need, data
+from syncline.train.data.fetch import cache_folder, fetch
+from syncline.train.data.images import StoredImages
+
+_PIXELS = 3 * 32 * 32
+# A split has 50,000 records; more than this is not a CIFAR file.
+_MAX_RECORDS = 100_000
+
+
+@dataclass(frozen=True)
+class _Set:
+    name: str
+    archive: str
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int
+    classes: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    sha256: str
+
+    @property
+    def url(self) -> str:
+        return f"https://www.cs.toronto.edu/~kriz/{self.archive}"
+
+
+_CIFAR10 = _Set(
+    name="cifar10",
+    archive="cifar-10-binary.tar.gz",
+    folder="cifar-10-batches-bin",
+    train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    test=("test_batch.bin",),
+    label_bytes=1,
+    classes=10,
+    mean=(0.4914, 0.4822, 0.4465),
+    deviation=(0.2470, 0.2435, 0.2616),
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+_CIFAR100 = _Set(
+    name="cifar100",
+    archive="cifar-100-binary.tar.gz",
+    folder="cifar-100-binary",
+    train=("train.bin",),
+    test=("test.bin",),
+    label_bytes=2,
+    classes=100,
+    mean=(0.5071, 0.4865, 0.4409),
+    deviation=(0.2673, 0.2564, 0.2762),
+    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)
+
+
+@data("cifar10", tasks=("images",))
+def cifar10(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
+    """Ten classes. `augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing."""
+    return _load(_CIFAR10, need, seed=seed, root=root, augment=augment, download=download)
+
+
+@data("cifar100", tasks=("images",))
+def cifar100(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
+    """A hundred classes (the fine labels); arguments as for cifar10."""
+    return _load(_CIFAR100, need, seed=seed, root=root, augment=augment, download=download)
+
+
+def _load(kind: _Set, need: Need, *, seed: int, root: str | None, augment: bool, download: bool) -> Data:
+    del need
+    folder = Path(root).expanduser() if root else cache_folder()
+    train, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
+    return Data(
+        name=kind.name,
+        task="images",
+        train=StoredImages(*train, kind.mean, kind.deviation, augment=augment, seed=seed),
+        test=StoredImages(*test, kind.mean, kind.deviation),
+        samples="images",
+        classes=kind.classes,
+        channels=3,
+        image_size=32,
+    )
+
+
+def _split(kind: _Set, folder: Path, names: tuple[str, ...], *, download: bool) -> tuple[Tensor, Tensor]:
+    for place in (folder, folder / kind.folder):
+        if all((place / name).is_file() for name in names):
+            raw = [_bounded(place / name, kind) for name in names]
+            break
+    else:
+        archive = folder / kind.archive
+        if not archive.is_file() and download:
+            fetch(kind.url, archive, sha256=kind.sha256)
+        if not archive.is_file():
+            raise UsageError(
+                f"{kind.name}: there is neither {archive} nor {folder / kind.folder / names[0]}: put the binary"
+                f" version there ({kind.url}; the python version is a pickle and is not read), or say root=FOLDER,"
+                f" or {kind.name}(download=true)"
+            )
+        raw = _members(archive, kind, names)
+    parts = [_records(body, kind, name) for body, name in zip(raw, names, strict=True)]
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _limit(kind: _Set) -> int:
+    return _MAX_RECORDS * (kind.label_bytes + _PIXELS)
+
+
+def _bounded(path: Path, kind: _Set) -> bytes:
+    if path.stat().st_size > _limit(kind):
+        raise UsageError(f"{path} is too large for a {kind.name} file")
+    return path.read_bytes()
+
+
+def _members(archive: Path, kind: _Set, names: tuple[str, ...]) -> list[bytes]:
+    """The named files out of the archive, read in memory: nothing is extracted to the disk."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = member.name.removeprefix("./").removeprefix(f"{kind.folder}/")
+                if name in names and member.isfile() and member.size <= _limit(kind):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    found[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{archive} cannot be read: {error}; fetch it again from {kind.url}") from error
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UsageError(f"{archive} has no {', '.join(missing)}: fetch it again from {kind.url}")
+    return [found[name] for name in names]
+
+
+def _records(body: bytes, kind: _Set, name: str) -> tuple[Tensor, Tensor]:
+    size = kind.label_bytes + _PIXELS
+    if not body or len(body) % size:
+        raise UsageError(f"{name} is damaged: {len(body)} bytes are not whole records of {size}; fetch it again")
+    rows = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(-1, size)
+    # CIFAR-100 has the coarse label first, the fine one next to the pixels.
+    labels = rows[:, kind.label_bytes - 1].long()
+    if int(labels.max()) >= kind.classes:
+        raise UsageError(f"{name} is damaged: label {int(labels.max())} of {kind.classes}; fetch it again")
+    return rows[:, kind.label_bytes :].reshape(-1, 3, 32, 32), labels

@@ -1,0 +1,61 @@
+"""Fashion-MNIST from IDX files: Debian's package `dataset-fashion-mnist`, or any folder with the four files."""
+
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from syncline.errors import UsageError
+from syncline.train.data.base import Data, Need, data
+from syncline.train.data.idx import read_idx
+from syncline.train.data.images import StoredImages
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_CLASSES = 10
+# Of the padded 32x32 training images.
+_MEAN, _DEVIATION = 0.2190, 0.3318
+
+
+@data("fashion-mnist", tasks=("images",))
+def fashion_mnist(
+    need: Need, *, seed: int, root: str | None = None, channels: int | None = None, augment: bool = False
+) -> Data:
+    """28x28 grey images, padded to 32x32; one channel, or three equal ones where the model needs them."""
+    folder = Path(root).expanduser() if root else DEBIAN
+    count = channels or need.channels or 1
+    if count not in (1, 3):
+        raise UsageError(f"fashion-mnist(channels={count}): 1 or 3")
+    train, test = (_split(folder, name, count) for name in ("train", "t10k"))
+    mean, deviation = (_MEAN,) * count, (_DEVIATION,) * count
+    return Data(
+        name="fashion-mnist",
+        task="images",
+        train=StoredImages(*train, mean, deviation, augment=augment, seed=seed),
+        test=StoredImages(*test, mean, deviation),
+        samples="images",
+        classes=_CLASSES,
+        channels=count,
+        image_size=32,
+    )
+
+
+def _split(folder: Path, name: str, channels: int) -> tuple[Tensor, Tensor]:
+    images = read_idx(_find(folder, f"{name}-images-idx3-ubyte"), dimensions=3)
+    labels = read_idx(_find(folder, f"{name}-labels-idx1-ubyte"), dimensions=1)
+    if images.shape != (len(labels), 28, 28) or int(labels.max()) >= _CLASSES:
+        raise UsageError(
+            f"{folder}: {name} has images of shape {tuple(images.shape)} and {len(labels)} labels up to"
+            f" {int(labels.max())}; 28x28 images and as many labels below {_CLASSES} are expected"
+        )
+    padded = F.pad(images, (2, 2, 2, 2)).unsqueeze(1)
+    return padded.repeat(1, channels, 1, 1), labels.long()
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / f"{name}.gz", folder / name):
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"fashion-mnist: there is no {folder / name}[.gz]: install Debian's package dataset-fashion-mnist, or put"
+        " the four IDX files of github.com/zalandoresearch/fashion-mnist in a folder and give root=FOLDER"
+    )

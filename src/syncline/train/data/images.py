@@ -1,0 +1,50 @@
+"""Stored images: uint8 tensors in memory, normalised when a batch is asked for, augmented on request."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from syncline.train.data.base import Batch
+from syncline.train.data.counter import bits
+
+_MARGIN = 4
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """Samples are (images [n, c, h, w], labels [n]); `augment` crops and flips by (seed, epoch, index)."""
+
+    images: Tensor
+    labels: Tensor
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    augment: bool = False
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
+        """The samples at `indices`, normalised."""
+        images = self.images[indices].to(torch.float32) / 255.0
+        shape = (1, -1, 1, 1)
+        mean = torch.tensor(self.mean, device="cpu").view(shape)
+        deviation = torch.tensor(self.deviation, device="cpu").view(shape)
+        if self.augment:
+            images = crop_and_flip(images, bits(self.seed, 64 + epoch, indices, 3))
+        return (images - mean) / deviation, self.labels[indices]
+
+
+def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
+    """The usual CIFAR augmentation: pad by 4, crop at a random place, mirror half of the images."""
+    n, channels, height, width = images.shape
+    padded = F.pad(images, (_MARGIN,) * 4)
+    rows = (draws[:, 0] % (2 * _MARGIN + 1)).unsqueeze(1) + torch.arange(height, device="cpu")
+    columns = (draws[:, 1] % (2 * _MARGIN + 1)).unsqueeze(1) + torch.arange(width, device="cpu")
+    flipped = (draws[:, 2] % 2 == 1).unsqueeze(1)
+    columns = torch.where(flipped, columns.flip(1), columns)
+    sample = torch.arange(n, device="cpu").view(n, 1, 1, 1)
+    channel = torch.arange(channels, device="cpu").view(1, channels, 1, 1)
+    return padded[sample, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]

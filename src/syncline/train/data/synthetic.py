@@ -1,0 +1,99 @@
+"""Random tensors of the right shape, made once: for timing, where nothing is to be learnt."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from syncline.errors import UsageError
+from syncline.train.data.base import Batch, Data, Need, data
+
+TASKS = ("images", "unpaired", "lm", "translation", "pretraining", "text-classes", "qa")
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A pool of random samples, made at the first batch and then read over and over."""
+
+    need: Need
+    length: int
+    pool: int
+    seed: int
+    _made: list[Batch] = field(default_factory=list, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
+        """Sample `i` is number `i % pool` of the pool, in every epoch."""
+        del epoch
+        if not self._made:
+            self._made.append(_random(self.need, self.pool, self.seed))
+        rows = indices % self.pool
+        return tuple(part[rows] for part in self._made[0])
+
+
+def _random(need: Need, count: int, seed: int) -> Batch:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    length = need.sequence
+
+    def images() -> Tensor:
+        assert need.image_size
+        assert need.channels
+        shape = (count, need.channels, need.image_size, need.image_size)
+        return torch.randn(shape, generator=generator, device="cpu")
+
+    def integers(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, (count, *shape), generator=generator, device="cpu")
+
+    def tokens() -> Tensor:
+        # From 5 up: below are the special tokens (padding would be left out of the attention).
+        return 5 + integers(need.vocabulary - 5, length)
+
+    def segments() -> Tensor:
+        return (torch.arange(length, device="cpu") >= length // 2).long().repeat(count, 1)
+
+    match need.task:
+        case "images":
+            assert need.classes
+            return images(), integers(need.classes)
+        case "unpaired":
+            return images().tanh(), images().tanh()
+        case "lm":
+            return tokens(), tokens()
+        case "translation":
+            return tokens(), tokens(), tokens()
+        case "pretraining":
+            masked = torch.rand((count, length), generator=generator, device="cpu") < 0.15
+            masked[:, 0] = True
+            return tokens(), segments(), tokens().masked_fill(~masked, -100), integers(2)
+        case "text-classes":
+            assert need.classes
+            return tokens(), segments(), integers(need.classes)
+        case _:
+            return tokens(), segments(), integers(length), integers(length)
+
+
+@data("synthetic", tasks=TASKS)
+def synthetic(
+    need: Need, *, seed: int, samples: int = 50_000, pool: int = 64, image_size: int | None = None,
+    channels: int | None = None, classes: int | None = None, seq: int | None = None,
+) -> Data:  # fmt: skip
+    """Random samples in the sizes that the model prefers, or those given; no test set."""
+    side, depth = image_size or need.image_size or 32, channels or need.channels or 3
+    kinds, length = classes or need.classes or 10, seq or need.sequence
+    images = need.task in ("images", "unpaired")
+    if min(samples, side, depth, kinds, 1 if images else length) < 1 or not 1 <= pool <= 65_536:
+        raise UsageError("synthetic: samples, image_size, channels, classes and seq are 1 or more, pool is 1 to 65536")
+    sized = Need(need.task, image_size=side, channels=depth, classes=kinds, vocabulary=need.vocabulary, sequence=length)
+    return Data(
+        name="synthetic",
+        task=need.task,
+        train=Synthetic(sized, samples, pool, seed),
+        test=None,
+        samples="images" if images else "sequences",
+        classes=kinds,
+        channels=depth,
+        image_size=side,
+        sequence=length,
+    )

@@ -1,0 +1,114 @@
+"""Every fault a user can meet: a clear line, exit code 2 where it is theirs to mend, nothing lost, nothing left."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+from command import Command, results, run
+
+SMALL = ("--model", "mlp", "--batch", "8", "--steps", "4", "--nproc", "2", "--set", "train.test_samples=8")
+
+
+def test_rank_that_raises_ends_all_and_is_named_and_other_strategies_stay(tmp_path):
+    args = ("--model", "faulty:raising", "--batch", "8", "--steps", "5", "--nproc", "4", "--out", "run")
+    began = time.monotonic()
+    done = run("compare", "--strategies", "single,all-reduce,ddp", *args, cwd=tmp_path)
+    assert time.monotonic() - began < 60
+    assert done.code == 0, done.err
+    assert "crashed on rank 1: ArithmeticError: the model broke on purpose" in done.out
+    single, reduced, ddp = results(tmp_path / "run")["runs"]
+    assert single["status"] == "ok"
+    assert len(single["loss"]) == 5
+    for crash in (reduced, ddp):
+        assert crash["status"] == "crashed"
+        assert crash["error"]["rank"] == 1
+        assert "_raise" in crash["error"]["traceback"]
+        assert len(crash["loss"]) == 2, "the steps before the fault are kept"
+    assert "the model broke on purpose" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_rank_that_is_killed_is_named(tmp_path):
+    args = ("--model", "faulty:killed(rank=2)", "--batch", "8", "--steps", "5", "--nproc", "4", "--out", "run")
+    done = run("train", "--strategy", "all-reduce", *args, cwd=tmp_path)
+    assert done.code == 1, "the only run crashed"
+    (crash,) = results(tmp_path / "run")["runs"]
+    assert crash["error"]["rank"] == 2
+    assert "SIGKILL" in crash["error"]["summary"]
+
+
+def test_stuck_rank_ends_at_the_timeout(tmp_path):
+    args = ("--model", "faulty:stuck", "--batch", "8", "--steps", "5", "--nproc", "2", "--set", "train.timeout_s=3")
+    began = time.monotonic()
+    done = run("train", "--strategy", "all-reduce", *args, "--out", "run", cwd=tmp_path)
+    assert done.code == 1
+    assert time.monotonic() - began < 40
+    (crash,) = results(tmp_path / "run")["runs"]
+    assert "imed out" in crash["error"]["summary"], crash["error"]["summary"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
+    args = ("--model", "faulty:slow", "--batch", "8", "--steps", "40", "--nproc", "2", "--out", "run", "--nodes", "2")
+    command = Command("compare", "--strategies", "single,ddp,ring", *args, cwd=tmp_path)
+    command.wait_for("ddp (2 ranks) ...")
+    command.wait_for("step 1:")
+    os.kill(command.process.pid, number)
+    began = time.monotonic()
+    command.finish(timeout=30)
+    assert command.code == 128 + number
+    assert time.monotonic() - began < 30
+    assert command.left() == []
+    assert [run["strategy"] for run in results(tmp_path / "run")["runs"]] == ["single"]
+
+
+def test_killed_parent_leaves_no_rank(tmp_path):
+    args = ("--model", "faulty:slow", "--batch", "8", "--steps", "500", "--nproc", "2", "--out", "run")
+    command = Command("train", *args, cwd=tmp_path)
+    command.wait_for("step 1:")
+    assert len(command._alive()) >= 3
+    command.process.kill()
+    command.finish()
+    assert command.left() == []
+
+
+def test_two_comparisons_at_once(tmp_path):
+    args = ("compare", "--strategies", "all-reduce,ddp", *SMALL[:-2], "--nodes", "2", "--bandwidth", "1Gbit")
+    first, second = Command(*args, cwd=tmp_path), Command(*args, cwd=tmp_path)
+    for command in (first, second):
+        command.finish()
+        assert command.code == 0, command.err
+        assert command.left() == []
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    losses = [[run["loss"] for run in results(folder)["runs"]] for folder in folders]
+    assert losses[0] == losses[1]
+
+
+def test_busy_port_is_named(tmp_path):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = run("train", "--strategy", "ddp", *SMALL[:-4], cwd=tmp_path, **variables)
+    assert done.code == 2, done.err
+    assert f"127.0.0.1:{port} is in use" in done.err
+
+
+def test_half_a_launcher_environment_is_named(tmp_path):
+    done = run("train", *SMALL, cwd=tmp_path, RANK="0", WORLD_SIZE="2")
+    assert done.code == 2
+    assert "MASTER_ADDR" in done.err
+
+
+def test_out_that_holds_other_things_is_refused_and_an_earlier_run_is_moved_aside(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    done = run("train", *SMALL, "--out", "mine", cwd=tmp_path)
+    assert done.code == 2
+    assert "holds other things" in done.err
+    for _ in range(2):
+        assert run("train", *SMALL, "--out", "run", cwd=tmp_path).code == 0
+    assert results(tmp_path / "run")["runs"][0]["loss"] == results(tmp_path / "run.1")["runs"][0]["loss"]

@@ -1,0 +1,99 @@
+"""Bad input: one line that says what would work, exit code 2. In this process, so that torch is loaded once."""
+
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from syncline.cli.main import main
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch, capfd):
+    """Call the command line in an empty folder."""
+    handler = signal.getsignal(signal.SIGTERM)
+    tests = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", tests)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["syncline", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("compare", "--strategies", "dpp"), "did you mean 'ddp'"),
+        (("compare", "--strategies", ""), "no strategy was named"),
+        (("train", "--strategy", "ddp-powersgd(rank=0)"), "rank >= 1"),
+        (("train", "--strategy", "ddp("), "cannot read 'ddp('"),
+        (("compare", "--recipe", "course-vgg12"), "did you mean 'course-vgg11'"),
+        (("compare", "--recipe", "missing.toml"), "cannot read the recipe missing.toml"),
+        (("compare", "--set", "train.btch=3"), "did you mean 'train.batch'"),
+        (("compare", "--set", "train.batch=many"), "train.batch takes a int"),
+        (("compare", "--bandwidth", "1Gbit"), "add --nodes"),
+        (("compare", "--nodes", "2", "--bandwidth", "fast"), "fast"),
+        (("compare", "--nproc", "1", "--strategies", "ddp"), "at least two ranks"),
+        (("compare", "--nproc", "3", "--batch", "64", "--strategies", "ddp"), "use --batch 63"),
+        (("compare", "--nproc", "3", "--nodes", "2"), "do not divide over 2 nodes"),
+        (("compare", "--batch", "0"), "--batch must be at least 1"),
+        (("compare", "--scale", "0,2"), "world size must be at least 1"),
+        (("report", "nowhere"), "there is no 'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args, message, invoke, tmp_path):
+    done = invoke(*args)
+    assert done.code == 2, (done.out, done.err)
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    assert list(tmp_path.iterdir()) == [], "a run folder was made for nothing"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--model", "vgg12"), "did you mean 'vgg1"),
+        (("--model", "faulty:nothing"), "nothing"),
+        (("--model", "nowhere.at.all:make"), "nowhere"),
+        (("--model", "faulty:not_a_module"), "Tensor"),
+        (("--data", "shaeps"), "did you mean 'shapes'"),
+        (("--data", "cifar10(root=missing)"), "missing"),
+        (("--model", "mlp", "--data", "text"), "text"),
+        (("--model", "mlp", "--batch", "1000000"), "larger than the data set"),
+        (("--model", "mlp", "--set", "train.optimizer=sdg(lr=1)"), "did you mean 'sgd'"),
+        (("--model", "mlp", "--set", "train.device=tpu"), "use auto, cpu or cuda"),
+    ],
+)
+def test_what_only_a_rank_can_see_is_one_line_and_exit_code_2_too(args, message, invoke):
+    done = invoke("train", "--nproc", "2", "--steps", "1", "--out", "run", *args)
+    assert done.code == 2, (done.out, done.err)
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1, done.err
+
+
+def test_help_and_version(invoke):
+    assert "compare" in invoke("--help").out
+    assert invoke("--version").out.startswith("syncline ")
+    assert "--strategies" in invoke("compare", "--help").out
+    assert invoke("compaer").code == 2
+
+
+def test_doctor_says_what_is_there_and_what_is_missing(invoke):
+    done = invoke("doctor")
+    assert done.code == 0
+    for word in ("cores", "backends", "gloo", "emulated nodes", "link shaping", "latency and loss", "29500"):
+        assert word in done.out
+    import json
+
+    findings = {f["name"]: f for f in json.loads(invoke("doctor", "--json").out)["findings"]}
+    assert findings["torch"]["state"] == "ok"
+    assert all(f["fix"] for f in findings.values() if f["state"] == "missing")

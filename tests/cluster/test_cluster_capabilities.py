@@ -1,0 +1,54 @@
+"""What the machine allows is found by trying, in a child, and nothing of the trial stays."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from leftovers import held_namespaces
+
+from syncline.cluster import _linux
+from syncline.cluster.capabilities import Capabilities, capabilities
+
+
+@pytest.mark.namespaces
+def test_what_is_found_is_what_is_here() -> None:
+    found = capabilities()
+    assert found.can_namespaces
+    assert found.can_shape
+    assert found.how == ("root" if _linux.is_privileged() else "userns")
+    assert found.netem == (found.why == "")
+    assert held_namespaces() == []
+
+
+@pytest.mark.namespaces
+def test_a_limit_of_no_namespaces_is_explained() -> None:
+    script = (
+        "from pathlib import Path\n"
+        "from syncline.cluster import _linux\n"
+        "from syncline.cluster.capabilities import capabilities\n"
+        "_linux.become_namespace_root()\n"
+        "Path('/proc/sys/user/max_net_namespaces').write_text('0')\n"
+        "print(capabilities())\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "can_namespaces=False, how='none', can_shape=False, netem=False" in child.stdout
+    assert "raise user.max_net_namespaces" in child.stdout
+
+
+def test_without_pyroute2_the_reason_is_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyroute2.py").write_text("raise ImportError('injected')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = capabilities()
+    assert "pip install pyroute2" in found.why
+    assert not found.can_shape
+
+
+def test_a_probe_that_dies_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    found = capabilities()
+    assert found == Capabilities(
+        can_namespaces=False, how="none", can_shape=False, netem=False, why="nodes cannot be emulated: exit code 1"
+    )
+    assert os.access("/bin/false", os.X_OK)

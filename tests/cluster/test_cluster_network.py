@@ -1,0 +1,46 @@
+"""The plan of queueing disciplines: pure, so also those that this kernel may lack."""
+
+import sys
+
+import pytest
+
+from syncline.cluster.network import Link, build, downlink, uplink
+from syncline.errors import UsageError
+
+
+def test_rate_is_in_bytes_and_burst_and_queue_follow_it() -> None:
+    (gigabit,) = downlink(Link(bandwidth=10**9))
+    assert gigabit.kind == "tbf"
+    assert gigabit.options == {"rate": 125_000_000, "burst": 524_288, "limit": 524_288 + 6_250_000}
+    (slow,) = downlink(Link(bandwidth=10**6))
+    assert slow.options["burst"] == 32 * 1024
+
+
+def test_both_directions_have_the_same_rate() -> None:
+    assert uplink(Link(bandwidth=10**8)) == downlink(Link(bandwidth=10**8))
+
+
+def test_nothing_asked_is_nothing_done() -> None:
+    assert uplink(Link()) == downlink(Link()) == []
+
+
+def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
+    link = Link(bandwidth=10**9, latency=0.005, loss=0.01)
+    netem, tbf = uplink(link)
+    assert (netem.kind, netem.handle) == ("netem", "1:")
+    assert netem.options == {"delay": 5000, "loss": 1.0, "limit": 1000}
+    assert (tbf.kind, tbf.handle, tbf.options["parent"]) == ("tbf", "10:", "1:1")
+    assert [qdisc.kind for qdisc in downlink(link)] == ["tbf"]
+
+
+def test_a_long_fat_link_has_room_for_what_is_in_flight() -> None:
+    netem = uplink(Link(bandwidth=10**10, latency=0.1))[0]
+    assert netem.options["limit"] >= 2 * 10**10 * 0.1 / 8 / 1514
+
+
+def test_missing_pyroute2_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyroute2", None)
+    keep: list[int] = []
+    with pytest.raises(UsageError, match="pip install pyroute2"):
+        build(1, link=Link(), keep=keep)
+    assert keep == []

@@ -1,0 +1,55 @@
+"""Every legal pair of codec and exchange over real Gloo ranks gives what lockstep gives, and sends as many bytes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
+from codec_table import SPECS
+from over_gloo import every_pair, grads, loaded
+
+from syncline import exchange
+
+STEPS = 2
+
+
+def pairs_for(world: int) -> list[tuple[str, str]]:
+    pairs = []
+    for spec in SPECS:
+        names = exchange.legal(spec)
+        pairs += [(spec, name) for name in names]
+        if "hierarchical" in names:
+            pairs += [(spec, f"hierarchical(node=2, between={b})") for b in ("ring", "allgather")]
+        if "server" in names and world > 3:
+            pairs.append((spec, "server(servers=2)"))
+    return pairs
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_every_legal_pair_equals_lockstep(world: int) -> None:
+    pairs = pairs_for(world)
+    ranks = [loaded(data) for data in run_ranks(every_pair, world, pairs, STEPS, timeout=110)]
+    for spec, name in pairs:
+        workers = exchange.build(name).workers(world)
+        want = exchange.lockstep(spec, grads, STEPS, exchange=name, world_size=workers)
+        # A backend's all-reduce adds in an order of its own; whatever we add ourselves is equal to the bit.
+        tolerance = 0.0
+        if name == "allreduce":
+            tolerance = 2e-2 if "16" in spec else 1e-4
+        for rank in range(world):
+            outputs, state, sent = ranks[rank][f"{spec} over {name}"]
+            where = f"{spec} over {name}, rank {rank} of {world}"
+            for got, expected, first in zip(
+                outputs, want.outputs[rank], ranks[0][f"{spec} over {name}"][0], strict=True
+            ):
+                assert torch.equal(got, first), f"ranks differ: {where}"
+                torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{where}: {m}")
+            assert state.keys() == want.states[rank].keys(), where
+            for key, tensor in state.items():
+                torch.testing.assert_close(
+                    tensor, want.states[rank][key], rtol=tolerance, atol=tolerance, msg=lambda m: f"{where}: {m}"
+                )
+            assert sent == want.wire_bytes[rank], where

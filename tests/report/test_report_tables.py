@@ -1,0 +1,64 @@
+"""Console tables: they fit, they hold the figures, and hostile strings stay inert."""
+
+import io
+
+import pytest
+import report_samples as samples
+from rich.console import Console
+
+from syncline.report import tables
+from syncline.report.results import Results
+from syncline.report.write import print_summary
+
+NAMES = list(samples.STRATEGIES)
+
+
+def printed(results: Results, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    print_summary(results, console)
+    tables.show(console, [tables.losses(results), tables.start_up(results)])
+    tables.show(console, [tables.per_rank(run, label=run["strategy"]) for run in results["runs"]])
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 140, 200])
+def test_everything_fits_and_no_figure_is_cut(width: int) -> None:
+    text = printed(samples.results(*[samples.run(n) for n in NAMES[:-1]], samples.crashed(steps=17)), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for figure in ("2502", "2900-3017", "229", "66%", "12.7%", "crashed", "gather-scatter", "0.57"):
+        assert figure in text or (figure == "0.57" and width >= tables.WIDE)
+
+
+def test_scaling_table_shows_both_speedups() -> None:
+    text = printed(samples.scaling(), 80)
+    assert "22.4 s" in text
+    assert "3.3x" in text
+    assert "0.71x" in text
+
+
+def test_losses_every_twenty_iterations() -> None:
+    table = tables.losses(samples.results(samples.run("ddp", steps=100)))
+    assert [str(column.header) for column in table.columns[1:]] == ["20", "40", "60", "80", "100"]
+    long = tables.losses(samples.results(samples.run("ddp", steps=5000)))
+    assert len(long.columns) <= 9
+    short = tables.losses(samples.results(samples.run("ddp", steps=7)))
+    assert [str(column.header) for column in short.columns[1:]] == ["7"]
+
+
+def test_hostile_strings_reach_the_terminal_inert() -> None:
+    run = samples.run("ddp")
+    run["strategy"] = "[bold red]x[/]\x1b[2J\x07\u202e"
+    crash = samples.crashed("[link=file:///]y")
+    crash["error"]["summary"] = "\x1b]0;owned\x07 [/nope]"
+    text = printed(samples.results(run, crash, warnings=["[/]\x1b[31m"]), 120)
+    assert "[bold red]x[/]" in text
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert next(str(line) for line in tables.crashes(samples.results(crash))).startswith(
+        "[link=file:///]y crashed on rank 2"
+    )
+
+
+def test_a_single_run_and_no_run_print() -> None:
+    assert "takes 990 ms a step" in printed(samples.results(samples.run("ddp")), 80)
+    assert "Nothing was run" in printed({**samples.results(), "runs": []}, 80)

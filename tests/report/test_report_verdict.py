@@ -1,0 +1,108 @@
+"""The sentences: what they claim, on inputs made so that the claim is known."""
+
+import math
+
+import pytest
+import report_samples as samples
+
+from syncline.report.remarks import cautions
+from syncline.report.verdict import headline, verdicts
+
+
+def said(results: object, label: str) -> str:
+    found = {v.label: v for v in verdicts(results)}[label]  # type: ignore[arg-type]
+    return " ".join([found.sentence, *found.remarks])
+
+
+def test_gather_scatter_is_explained_by_its_bytes() -> None:
+    text = said(samples.results(), "gather-scatter")
+    assert "66% of it is exposed exchange" in text
+    assert "2(N-1)S = 221 MB" in text
+    assert "at 1 Gbit/s" in text
+    assert "moving 4.0x its bytes" in text
+    assert "losses are those of all-reduce" in text
+    assert "BatchNorm buffers differ" in text
+
+
+def test_ddp_moves_the_same_bytes_but_hides_them() -> None:
+    text = said(samples.results(), "ddp")
+    assert "the fastest of 4" in text
+    assert "with the same bytes: it hides more of them behind backward" in text
+    assert "BatchNorm" not in text
+
+
+def test_single_has_nothing_to_exchange() -> None:
+    text = said(samples.results(), "single")
+    assert "nothing is exchanged" in text
+    assert "computing 256 samples a rank instead of 64" in text
+
+
+def test_a_late_rank_is_named() -> None:
+    run = samples.run("ddp")
+    shares = samples.shares_of(0.2, 0.2, 0.05, 0.5)
+    run["breakdown"] = shares
+    for rank in run["ranks"]:
+        rank["breakdown"] = shares | {"wait": 0.02 if rank["rank"] == 1 else 0.6}
+    assert "50% of it is waiting for a late rank (rank 1 is the late one" in said(samples.results(run), "ddp")
+
+
+def test_a_crash_names_rank_steps_and_reason() -> None:
+    results = samples.results(samples.run("ddp"), samples.crashed(steps=17))
+    text = said(results, "ddp-powersgd(rank=4)")
+    assert text.startswith("crashed on rank 2 after 17 steps: RuntimeError")
+    assert headline(results).endswith("1 run crashed.")
+
+
+def test_all_crashed_and_nothing_run() -> None:
+    assert headline(samples.results(samples.crashed())) == "No strategy finished."
+    assert headline({**samples.results(), "runs": []}) == "Nothing was run."
+
+
+def test_equal_runs_are_not_ranked() -> None:
+    results = samples.results(samples.run("ddp", seed=1), samples.run("ring", seed=2, step=985.0))
+    assert "equal within noise" in headline(results)
+    assert any("within noise" in v.sentence for v in verdicts(results))
+
+
+def test_start_up_that_dominates_is_said_with_its_part() -> None:
+    text = said(samples.scaling(), "ddp x4")
+    assert "The first epoch takes 22.4 s, 45x a later one" in text
+    assert "Start-up is" in text
+    assert "most of it first step" in text
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_a_loss_that_overflows_is_said(bad: float | None) -> None:
+    run = samples.run("ddp")
+    run["loss"][9] = bad
+    assert "from step 10 on: the training diverged" in said(samples.results(run), "ddp")
+
+
+def test_bytes_off_theory_are_said() -> None:
+    run = samples.run("ddp")
+    run["wire_bytes_per_step"] *= 1.5
+    assert "155% of the formula's bytes" in said(samples.results(run), "ddp")
+
+
+def test_oversubscription_and_unshaped_links_are_cautions() -> None:
+    found = cautions(samples.results())
+    assert found[0].startswith("4 ranks share 2 cores, so forward and backward are slower than on 4 machines")
+    assert any("not over shaped links" in text for text in cautions(samples.results(bandwidth=None)))
+    assert cautions(samples.results(environment={"cores": 8})) == []
+    assert cautions(samples.results(environment={"cores": 2, "gpu": "H200"})) == []
+
+
+def test_shares_that_do_not_sum_to_one_are_a_caution() -> None:
+    run = samples.run("ddp")
+    run["breakdown"]["forward"] += 0.2
+    assert any("sum to 1.20" in text for text in cautions(samples.results(run)))
+
+
+def test_the_words_are_the_same_every_time() -> None:
+    assert verdicts(samples.results()) == verdicts(samples.results())
+
+
+def test_a_run_without_optional_figures_still_has_a_verdict() -> None:
+    keep = ("strategy", "status", "world_size", "step_ms", "loss", "samples_per_s", "breakdown")
+    bare = {key: value for key, value in samples.run("ddp").items() if key in keep}
+    assert "a step" in said(samples.results(bare), "ddp")

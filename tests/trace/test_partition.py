@@ -1,0 +1,63 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.trace import LANES, PHASES, Span, partition, shares, split_waits
+
+
+def span(lane, start, end, *, rank=0, name="x", unit="", step=0):
+    return Span(rank, lane, name, unit, step, start, end)
+
+
+def test_compute_hides_an_exchange_and_the_rest_is_exposed():
+    spans = [span("step", 0, 100), span("data", 0, 10), span("forward", 10, 30), span("backward", 30, 60)]
+    spans += [span("exchange", 40, 80), span("update", 80, 95)]
+    assert partition(spans)[0] == {
+        "data": 10, "forward": 20, "backward": 30, "exposed_encode": 0, "exposed_exchange": 20, "wait": 0,
+        "update": 15, "other": 5,
+    }  # fmt: skip
+
+
+def test_exchange_before_the_last_rank_has_joined_is_a_wait():
+    early = [span("step", 0, 100), span("exchange", 10, 60)]
+    late = [span("step", 0, 100, rank=1), span("forward", 0, 50, rank=1), span("exchange", 50, 60, rank=1)]
+    cut = split_waits(early + late)
+    mine = partition([s for s in cut if s.rank == 0])[0]
+    assert (mine["wait"], mine["exposed_exchange"]) == (40, 10)
+    theirs = partition([s for s in cut if s.rank == 1])[0]
+    assert (theirs["wait"], theirs["exposed_exchange"]) == (0, 10)
+
+
+def test_a_transfer_of_one_unit_wins_over_the_wait_for_another():
+    spans = [span("step", 0, 10), span("exchange", 0, 10, unit="a"), span("exchange", 0, 10, unit="b")]
+    spans += [span("exchange", 8, 10, unit="b", rank=1)]
+    mine = partition([s for s in split_waits(spans) if s.rank == 0])[0]
+    assert (mine["wait"], mine["exposed_exchange"]) == (0, 10)
+
+
+def _reference(spans, begin, end):
+    """Nanosecond by nanosecond, from the definition."""
+    order = ["forward", "backward", "update", "data", "encode", "decode", "exchange", "wait"]
+    phase = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
+    totals = dict.fromkeys(PHASES, 0)
+    for time in range(begin, end):
+        active = {s.lane for s in spans if s.start <= time < s.end}
+        lane = next((lane for lane in order if lane in active), "other")
+        totals[phase.get(lane, lane)] += 1
+    return totals
+
+
+@given(st.lists(st.tuples(st.sampled_from(LANES), st.integers(-5, 45), st.integers(0, 30)), max_size=12))
+def test_partition_equals_a_nanosecond_by_nanosecond_reference(items):
+    spans = [span(lane, start, start + length) for lane, start, length in items]
+    result = partition([span("step", 0, 40), *spans])[0]
+    assert result == _reference(spans, 0, 40)
+    assert sum(result.values()) == 40
+
+
+def test_shares_sum_to_one():
+    generator = random.Random(0)
+    steps = {i: {phase: generator.randrange(1000) for phase in PHASES} for i in range(5)}
+    assert sum(shares(steps).values()) == pytest.approx(1)

@@ -1,0 +1,89 @@
+import gzip
+import itertools
+import json
+
+import pytest
+import torch
+
+from syncline.trace import Recorder, Span
+from syncline.trace.export import chrome_trace, write_chrome_trace
+
+
+def test_spans_are_recorded_in_order_with_step_unit_and_bytes():
+    recorder = Recorder(rank=3)
+    recorder.step = 7
+    with recorder.span("exchange", "all-reduce", unit="conv1", bytes=12):
+        pass
+    (span,) = recorder.spans()
+    assert (span.rank, span.lane, span.name, span.unit, span.step, span.bytes) == (
+        3,
+        "exchange",
+        "all-reduce",
+        "conv1",
+        7,
+        12,
+    )
+    assert span.end >= span.start
+
+
+def test_a_span_is_recorded_when_its_block_fails():
+    recorder = Recorder()
+    with pytest.raises(KeyError), recorder.span("forward"):
+        raise KeyError
+    assert len(recorder.spans()) == 1
+
+
+def test_ring_is_bounded_and_says_what_it_dropped():
+    recorder = Recorder(capacity=3)
+    for i in range(5):
+        recorder.add("data", str(i), i, i + 1)
+    assert [s.name for s in recorder.spans()] == ["2", "3", "4"]
+    assert recorder.dropped == 2
+
+
+def test_switched_off_it_records_nothing():
+    recorder = Recorder(enabled=False)
+    with recorder.span("data"):
+        pass
+    assert recorder.spans() == []
+
+
+def test_lane_totals_of_a_step():
+    recorder = Recorder()
+    recorder.step = 1
+    recorder.add("forward", "f", 0, 5)
+    recorder.step = 2
+    recorder.add("forward", "f", 10, 12)
+    recorder.add("forward", "f", 12, 15)
+    assert recorder.lane_ns(2) == {"forward": 5}
+
+
+def test_chrome_trace_never_overlaps_on_a_track(tmp_path):
+    spans = [
+        Span(0, "exchange", "e", str(i), 0, start, end) for i, (start, end) in enumerate([(0, 50), (10, 30), (40, 60)])
+    ]
+    trace = chrome_trace(spans)
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    by_track = {}
+    for event in events:
+        by_track.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(by_track) == 2
+    for intervals in by_track.values():
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(intervals))
+    write_chrome_trace(spans, tmp_path / "t.json.gz")
+    assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())) == trace
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_spans_come_from_events():
+    recorder = Recorder(device="cuda")
+    matrix = torch.randn(4096, 4096, device="cuda")
+    with recorder.span("forward"):
+        for _ in range(20):
+            matrix = matrix @ matrix / 64
+    with recorder.span("update"):
+        matrix.add_(1)
+    forward, update = recorder.spans()
+    assert forward.end - forward.start > 10 * (update.end - update.start)
+    assert update.start >= forward.end

@@ -1,0 +1,192 @@
+"""One conformance suite: every registered strategy passes the same tests; a new one adds a line to `SPECS`."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ranks import run_ranks
+from syncline.errors import UsageError
+from syncline.trace import Recorder
+from syncline.train.loop import Loop
+from syncline.train.sampler import Sampler
+from syncline.train.strategies import STRATEGIES, Context, load
+from syncline.train.workload import build, load_optimizer
+
+# strategy: (workers, relative tolerance of the mean)
+SPECS = {
+    "single": (1, 0.0),
+    "gather-scatter": (3, 1e-6),
+    "all-reduce": (3, 1e-6),
+    "ring": (3, 1e-6),
+    "server": (2, 1e-6),
+    "server(servers=2, part_mb=0.0001)": (2, 1e-6),
+    "ddp": (3, 1e-6),
+    "ddp(bucket_mb=0.001)": (2, 1e-6),
+    "ddp-bf16": (3, 2e-2),
+    "ddp-fp16": (3, 2e-3),
+    "ddp-powersgd(rank=2)": (2, 1e-6),  # dense in its first steps
+}
+
+MODELS = (
+    "mlp",
+    "vgg11(width=0.0625)",
+    "vgg19(width=0.03125)",
+    "resnet50(width=0.0625)",
+    "vit(size=tiny)",
+    "bert(size=tiny)",
+    "bert(size=tiny, head=qa)",
+    "bert(size=tiny, head=pretraining)",
+    "transformer(size=tiny)",
+    "transformer(size=tiny, task=lm)",
+    "lstm(size=tiny)",
+    "ugatit-light(size=tiny)",
+)
+
+DATA = {"vgg19(width=0.03125)": "shapes", "resnet50(width=0.0625)": "shapes"}
+
+
+class Tiny(nn.Module):
+    """Odd sizes, a tensor smaller than the world, and one parameter that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(7, 5), nn.Linear(5, 3, bias=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.spare = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x):
+        return (self.b(torch.tanh(self.a(x))) * self.scale).pow(2).mean()
+
+
+def _mean(rank, world_size, spec, workers):
+    strategy, recorder = load(spec), Recorder(rank=rank)
+    torch.manual_seed(0)
+    model = Tiny()
+    if spec.startswith("ddp"):
+        del model.spare  # torch's DDP refuses unused parameters
+        model.spare = None
+    group = torch.distributed.new_group(list(range(workers)))
+    context = Context(rank=rank, workers=workers, recorder=recorder, group=group)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if rank >= workers:
+        strategy.serve([parameters], context, steps=2)
+        return None
+    shards = [torch.randn(4, 7, generator=torch.Generator().manual_seed(r)) for r in range(workers)]
+    expected = copy.deepcopy(model).double()
+    (sum(expected(shard.double()) for shard in shards) / workers).backward()
+    synchroniser = strategy.attach(model, context)
+    for step in range(2):
+        recorder.step = step
+        model.zero_grad(set_to_none=True)
+        synchroniser.backward(synchroniser.module(shards[rank]))
+        synchroniser.synchronise()
+    errors = {}
+    for (name, parameter), (_, reference) in zip(model.named_parameters(), expected.named_parameters(), strict=True):
+        want = torch.zeros_like(reference) if reference.grad is None else reference.grad
+        if parameter.grad is None:
+            assert want.abs().max() == 0
+            continue
+        errors[name] = float((parameter.grad - want).norm() / max(want.norm(), 1e-12))
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return errors, torch.cat([g.flatten() for g in grads]).tolist(), {s.lane for s in recorder.spans()}
+
+
+def test_every_registered_strategy_is_in_the_table():
+    assert {spec.partition("(")[0] for spec in SPECS} == set(STRATEGIES.names())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_gradients_are_the_mean_and_equal_on_all_ranks(spec):
+    workers, tolerance = SPECS[spec]
+    servers = load(spec).servers
+    results = run_ranks(_mean, workers + servers, spec, workers)[:workers]
+    for errors, gradients, lanes in results:
+        assert max(errors.values()) <= max(tolerance, 1e-6), errors
+        assert gradients == results[0][1], "ranks disagree"
+        assert lanes == ({"backward"} if spec == "single" else {"backward", "exchange"})
+
+
+def _train(rank, world_size, spec, workers, folder):
+    from pathlib import Path
+
+    strategy = load(spec)
+    group = torch.distributed.new_group(list(range(workers)))
+    seen = {}
+    for model in MODELS:
+        recorder = Recorder(rank=rank)
+        context = Context(rank=rank, workers=workers, recorder=recorder, group=group)
+        workload = build(model, DATA.get(model, "auto"), seed=1)
+        trainable = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
+        if rank >= workers:
+            strategy.serve(trainable, context, steps=2)
+            continue
+        loop = Loop(
+            workload=workload,
+            synchronisers=[strategy.attach(phase.module, context) for phase in workload.phases],
+            optimizers=[load_optimizer(phase.optimizer, phase.module.parameters()) for phase in workload.phases],
+            sampler=Sampler(len(workload.train), batch=4 * workers, seed=1, rank=rank, workers=workers),
+            recorder=recorder,
+            device=torch.device("cpu"),
+            epochs=1,
+            steps=2,
+            test_samples=4,
+            count_wire=False,
+            log=Path(folder) / f"{rank}.jsonl",
+            progress=lambda _: None,
+            synchronised_bytes=0,
+        )
+        before = [p.detach().clone() for parameters in trainable for p in parameters]
+        outcome = loop.run()
+        after = [p.detach() for parameters in trainable for p in parameters]
+        moved = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        checksum = [float(p.double().sum()) for p in after]
+        seen[model] = (outcome.losses, moved / len(after), checksum)
+    return seen
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("spec", [s for s in SPECS if "part_mb" not in s and "bucket" not in s])
+def test_every_model_trains_under_every_strategy(spec, tmp_path):
+    workers = 1 if spec == "single" else 2
+    results = run_ranks(_train, workers + load(spec).servers, spec, workers, str(tmp_path), timeout=240)[:workers]
+    for model in MODELS:
+        for losses, moved, checksum in (result[model] for result in results):
+            assert len(losses) == 2, model
+            assert all(abs(loss) < 1e4 for loss in losses), (model, losses)
+            assert moved > 0.8, (model, moved)
+            assert checksum == results[0][model][2], f"{model}: parameters differ between ranks"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dpp", "did you mean 'ddp'"),
+        ("server(servers=0)", "servers >= 1"),
+        ("ddp-powersgd(rank=0)", "rank >= 1"),
+        ("ddp(bucket_mb=0)", "must be positive"),
+        ("ring(x=1)", "takes"),
+        ("ddp | ring", "is a chain"),
+    ],
+)
+def test_wrong_strategies_are_usage_errors(spec, message):
+    with pytest.raises(UsageError, match=message):
+        load(spec)
+
+
+def test_theory_of_the_wire():
+    shapes, element = [torch.Size([100, 10]), torch.Size([24])], 4
+    size = 1024 * 4
+
+    def traffic(spec, rank=0, workers=4):
+        return load(spec).traffic(shapes, element, rank=rank, workers=workers)
+
+    assert traffic("gather-scatter").serial == 2 * 3 * size
+    assert traffic("gather-scatter", rank=1).serial == 2 * size
+    assert traffic("all-reduce").serial == traffic("ring").sent == traffic("ddp").received == 2 * 3 / 4 * size
+    assert traffic("ddp-bf16").serial == 3 / 4 * size
+    assert traffic("server(servers=2)", rank=4).serial == 4 * size / 2
+    assert traffic("server(servers=2)").serial == size
+    assert traffic("ddp-powersgd(rank=2)").serial == 2 * 3 / 4 * (2 * 110 + 24) * 4
+    assert traffic("single", workers=1).serial == 0
