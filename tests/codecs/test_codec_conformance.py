@@ -58,7 +58,7 @@ def test_feedback_delivers_everything_in_the_end(spec: str) -> None:
         pytest.skip("no feedback, or a fixed threshold, or momentum in the sum")
     grad = [normal((33, 20), 5), normal((33, 20), 6)]
     total = torch.zeros(33, 20)
-    states, steps = None, 150
+    states, steps = None, 400 if spec == "randomk" else 150
     for step in range(steps):
         result = lockstep(spec, [[g] for g in grad], states=states, first_step=step)
         states, total = result.states, total + result.outputs[0][0]

@@ -18,7 +18,9 @@ def grads(step: int, rank: int, *, scale: float = 1.0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) * scale for shape in SHAPES]
 
 
-def drive(link: exchange.Link, spec: str, steps: int) -> tuple[list[Tensor], dict[str, Tensor], int]:
+def drive(
+    link: exchange.Link, spec: str, steps: int, device: str = "cpu"
+) -> tuple[list[Tensor], dict[str, Tensor], int]:
     """This rank's outputs of the last step, flat state and bytes sent."""
     codec = codecs.build(spec)
     kept: dict[str, dict[str, Tensor]] = {}
@@ -28,6 +30,7 @@ def drive(link: exchange.Link, spec: str, steps: int) -> tuple[list[Tensor], dic
     where = {"rank": link.place.rank, "world": link.place.workers}
     for step in range(steps):
         mine = grads(step, link.place.rank) if link.contributes else [torch.zeros(s) for s in SHAPES]
+        mine = [g.to(device) for g in mine]
         for batch in codecs.batches(codec, names, SHAPES):
             run = codec.run(names=batch.names, step=step, **where)
             now = run.start(batch.pack([mine[i] for i in batch.members]), batch.pack_state(kept))

@@ -1,14 +1,16 @@
 """Every legal pair of codec and exchange over real Gloo ranks gives what lockstep gives, and sends as many bytes."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+
 from ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
-from codec_table import SPECS
+from codec_table import CHAINS, SPECS
 from over_gloo import every_pair, grads, loaded
 
 from syncline import exchange
@@ -18,7 +20,8 @@ STEPS = 2
 
 def pairs_for(world: int) -> list[tuple[str, str]]:
     pairs = []
-    for spec in SPECS:
+    # Chains once, at an odd number of ranks; every codec at every number.
+    for spec in SPECS if world == 3 else [s for s in SPECS if s not in CHAINS]:
         names = exchange.legal(spec)
         pairs += [(spec, name) for name in names]
         if "hierarchical" in names:
@@ -46,10 +49,12 @@ def test_every_legal_pair_equals_lockstep(world: int) -> None:
                 outputs, want.outputs[rank], ranks[0][f"{spec} over {name}"][0], strict=True
             ):
                 assert torch.equal(got, first), f"ranks differ: {where}"
-                torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{where}: {m}")
+                torch.testing.assert_close(
+                    got, expected, rtol=tolerance, atol=tolerance, msg=partial("{}: {}".format, where)
+                )
             assert state.keys() == want.states[rank].keys(), where
             for key, tensor in state.items():
                 torch.testing.assert_close(
-                    tensor, want.states[rank][key], rtol=tolerance, atol=tolerance, msg=lambda m: f"{where}: {m}"
+                    tensor, want.states[rank][key], rtol=tolerance, atol=tolerance, msg=partial("{}: {}".format, where)
                 )
             assert sent == want.wire_bytes[rank], where

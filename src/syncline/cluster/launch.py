@@ -56,7 +56,12 @@ class _Failure:
     @property
     def order(self) -> tuple[int, int]:
         """A rank that lost its peer is a consequence; among causes the earliest counts."""
-        return (1 if not self.signal and _PEER_LOST.search(self.summary) else 0, self.time)
+        return (0 if self.signal else int(lost_a_peer(self.summary)), self.time)
+
+
+def lost_a_peer(summary: str) -> bool:
+    """Whether an error reads like the consequence of another rank's end, not like a cause."""
+    return _PEER_LOST.search(summary) is not None
 
 
 def launch(

@@ -34,14 +34,16 @@ class Coder:
 
     def decode(self, payload: Payload, count: int, *, seed: int = 0) -> Tensor:
         """The `count` values of a payload; `ValueError` if it cannot be one of this coder's."""
+        if layout_of(payload) != self.layout(count):
+            raise ValueError(f"no payload of {count} values: {layout_of(payload)} is not {self.layout(count)}")
         return self.decoder(payload, count, **self._options(self.decoder, seed))
 
     def layout(self, count: int) -> Layout:
         """Shapes and dtypes of the payload of `count` values: known without the data, so nobody asks for sizes."""
         return _layout(self, count)
 
-    def keeps(self, dtype: torch.dtype) -> bool:
-        """Whether values of `dtype` come back exactly as they were."""
+    def writes(self, dtype: torch.dtype) -> bool:
+        """Whether this is `cast(dtype)`: values of that dtype come back exactly as they were."""
         return self.encoder is _encode_cast and dict(self.options)["dtype"] == dtype
 
     def _options(self, function: Callable[..., Any], seed: int) -> dict[str, Any]:
@@ -93,24 +95,25 @@ def _decode_both(payload: Payload, count: int, *, head: Coder, tail: Coder, seed
     return head.decode(join(payload, tail, head.layout(count), seed=seed), count, seed=seed)
 
 
+FP16_LIMIT = 65504.0 * (1 - 2**-6)
+
+
 def cast(dtype: torch.dtype) -> Coder:
     """The values as they are, in `dtype`. Half-precision sums are made in float32 wherever we do the summing."""
     return _cast(dtype)
 
 
 def _encode_cast(x: Tensor, *, dtype: torch.dtype) -> Payload:
-    if dtype == torch.float16:
-        # Saturate, so that a large finite value stays finite; inf and nan pass as they are.
-        limit = torch.finfo(dtype).max
-        return (torch.where(x.isinf(), x, x.clamp(-limit, limit)).to(dtype),)
-    return (x.to(dtype),)
+    return ((saturated(x) if dtype == torch.float16 else x).to(dtype),)
+
+
+def saturated(x: Tensor) -> Tensor:
+    """x within float16's range, with room for the rounding of a sum of shares; inf and nan pass as they are."""
+    return torch.where(x.isinf(), x, x.clamp(-FP16_LIMIT, FP16_LIMIT))
 
 
 def _decode_cast(payload: Payload, count: int, *, dtype: torch.dtype) -> Tensor:
     (x,) = payload
-    if x.dtype != dtype or x.numel() != count:
-        raise ValueError(f"{count} values of {dtype} are needed, not {x.numel()} of {x.dtype}")
-    x = x.reshape(-1)
     return x.float() if dtype in (torch.float16, torch.bfloat16) else x
 
 

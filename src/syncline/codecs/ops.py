@@ -76,7 +76,7 @@ def quantize_blocks(
     _check_block(block)
     if norm not in ("max", "l2"):
         raise ValueError(f"norm is '{norm}': use 'max' or 'l2'")
-    return library.quantize_blocks(_flat32(x), bits, block, _signed(seed), norm == "l2")
+    return library.quantize_blocks(_flat32(x), bits, block, None if seed is None else _signed(seed), norm == "l2")
 
 
 def dequantize_blocks(packed: Tensor, scales: Tensor, *, bits: int = 8, block: int = 256, count: int) -> Tensor:
@@ -121,8 +121,8 @@ def sign_decode(
 ) -> Tensor:
     """`pos` where the bit is set and `neg` elsewhere, as float32; with `lengths`, one of each a piece."""
     sizes = _check_pieces(packed, count, 1, lengths)
-    means = [_scales(side, packed, lengths) for side in (pos, neg)]
-    return library.sign_decode(packed.contiguous(), *means, count, sizes)
+    high, low = _scales(pos, packed, lengths), _scales(neg, packed, lengths)
+    return library.sign_decode(packed.contiguous(), high, low, count, sizes)
 
 
 def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
@@ -130,7 +130,7 @@ def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
     x = _flat(x)
     pieces = [x] if lengths is None else x.split(_lengths(lengths, x.numel()))
     zero = x.new_zeros((), dtype=torch.float32)
-    parts = [torch.linalg.vector_norm(p, torch.inf).float() if p.numel() else zero for p in pieces]
+    parts = [_largest(p) if p.numel() else zero for p in pieces]
     if lengths is None:
         return parts[0]
     return torch.stack(parts) if parts else zero.new_empty(0)
@@ -226,7 +226,11 @@ def densify(values: Tensor, indices: Tensor, count: int, *, unique: bool = True)
 
 
 def orthonormal(m: Tensor) -> Tensor:
-    """Orthonormal columns that span those of m, shape (..., n, r); columns with nothing new become zero."""
+    """Orthonormal columns that span those of m, shape (..., n, r), for any rank; surplus columns become zero.
+
+    A column that repeats the others only up to rounding counts as new: it becomes some orthonormal direction, the
+    same on every rank with the same input.
+    """
     if m.dim() < 2:
         raise ValueError(f"a matrix (..., n, r) is needed, not shape {tuple(m.shape)}")
     return linalg.orthonormal(m)
@@ -270,9 +274,17 @@ def _flat32(x: Tensor) -> Tensor:
     return flat if flat.dtype in (torch.float32, torch.float16, torch.bfloat16) else flat.float()
 
 
-def _signed(seed: int | None) -> int | None:
+def _largest(x: Tensor) -> Tensor:
+    if x.device.type == "cpu":  # where the norm is not vectorised
+        low, high = torch.aminmax(x)
+        return torch.maximum(-low, high).float()
+    norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
+    return norm.float()
+
+
+def _signed(seed: int) -> int:
     """The seed as the signed 64-bit integer that an op's schema can carry; the numbers drawn are the same."""
-    return None if seed is None else ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+    return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _lengths(lengths: Sequence[int] | None, count: int) -> list[int] | None:

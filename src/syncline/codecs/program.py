@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from syncline.codecs.coder import cast, join, split, then
+from syncline.codecs.coder import cast, join, saturated, split, then
 from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
 from syncline.codecs.state import State, Tensors
 from syncline.codecs.wire import layout_of
@@ -78,7 +78,8 @@ def _viewed(grad: Tensor, codec: "Codec") -> Tensor:
     if codec.view == "flat" or grad.dim() < 2:
         return grad.reshape(-1)
     # A batch of matrices is three-dimensional already; a single tensor is made into a batch of one by `group`.
-    return grad if grad.dim() == 3 else grad.reshape(1, grad.shape[0], -1)
+    # Products of the same values in another memory layout would be rounded differently.
+    return (grad if grad.dim() == 3 else grad.reshape(1, grad.shape[0], -1)).contiguous()
 
 
 def _chained(codec: "Codec", x: Tensor, state: State) -> Steps:
@@ -129,9 +130,10 @@ def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
     The share is taken before the sum, as DDP does, so that half precision does not overflow.
     """
     share = 1 / world if merge.mean else 1.0
-    x = merge.tensor if share == 1 else merge.tensor * share
+    x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
+    x = x if share == 1 else x * share
     (part,) = merge.coder.encode(x, seed=merge.seed)
-    if merge.coder.keeps(merge.tensor.dtype):
+    if merge.coder.writes(merge.tensor.dtype):
         return part, merge.tensor
     own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
     return part, own if share == 1 else own * world

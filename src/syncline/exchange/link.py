@@ -1,8 +1,8 @@
 """An exchange over a real process group: requests are launched, and their answers waited for.
 
 Everything that a launch issues later than itself is point to point and tagged by the launch's number, so on Gloo
-open launches may advance in any order, each on its own thread. On NCCL nothing blocks the host: a launch puts its
-whole course on the current stream.
+open launches may advance in any order, each on its own thread. On NCCL nothing blocks the host: `wait` puts the rest
+of the course on the current stream, and launches must be driven in the same order on every rank.
 """
 
 import threading
@@ -32,7 +32,9 @@ class Link:
         self.group = process_group
         world = dist.get_world_size(process_group)
         self.place = Place(dist.get_rank(process_group), world, self.exchange.workers(world))
-        self.batched = dist.get_backend(process_group) == "nccl"
+        if dist.get_backend(process_group) != "gloo" and torch.cuda.is_available():
+            # NCCL wants all ranks in a group's first communication; a move may be between two of them.
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=process_group)
         self.sent_bytes = 0
         self._launches = 0
         self._lock = threading.Lock()
@@ -124,20 +126,11 @@ class Handle:
         self._works = [work for work in works if work is not None]
 
     def _move(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> list[dist.Work | None]:
-        group = self._link.group
+        group, got, sent = self._link.group, self._received_from, self._sent_to
         # Receives first: a message that arrives before its buffer is known waits in the sender's memory.
-        out = {rank: buffer.contiguous() for rank, buffer in sends.items() if buffer.numel()}
-        into = {rank: buffer for rank, buffer in recvs.items() if buffer.numel()}
-        if self._link.batched:
-            ops = [dist.P2POp(dist.irecv, b, group=group, group_peer=r) for r, b in into.items()]
-            ops += [dist.P2POp(dist.isend, b, group=group, group_peer=r) for r, b in out.items()]
-            return list(dist.batch_isend_irecv(ops)) if ops else []
-        works = [
-            dist.irecv(b, group=group, tag=self._tag(r, self._received_from), group_src=r) for r, b in into.items()
-        ]
-        return works + [
-            dist.isend(b, group=group, tag=self._tag(r, self._sent_to), group_dst=r) for r, b in out.items()
-        ]
+        ops = [_p2p(dist.irecv, b, group, r, self._tag(r, got)) for r, b in recvs.items() if b.numel()]
+        ops += [_p2p(dist.isend, b.contiguous(), group, r, self._tag(r, sent)) for r, b in sends.items() if b.numel()]
+        return list(dist.batch_isend_irecv(ops)) if ops else []
 
     def _tag(self, peer: int, counter: Counter[int]) -> int:
         """The launch's number and the message's number between these two ranks: both ends count alike."""
@@ -150,6 +143,10 @@ class Handle:
         return self._got
 
 
+def _p2p(call: Any, buffer: Tensor, group: dist.ProcessGroup | None, peer: int, tag: int) -> dist.P2POp:
+    return dist.P2POp(call, buffer, group=group, tag=tag, group_peer=peer)
+
+
 def connect(exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> Link:
-    """Link an exchange to a process group (the default one if none is given)."""
+    """Link an exchange to a process group (the default one if none is given); all its ranks call this alike."""
     return Link(exchange, process_group)

@@ -74,7 +74,7 @@ class Piece:
         """Write values for the wire. What gets lost is booked to this rank, times `weight` for a mean of so many."""
         payload: Payload = self.request.coder.encode(values, seed=self.request.seed)
         buffer = pack(payload)
-        if not self.request.coder.keeps(values.dtype):
+        if not self.request.coder.writes(values.dtype):
             self.own = self.own - (values - self.decode(buffer)) * weight
         return buffer
 

@@ -1,0 +1,1 @@
+"""The reference loop, baseline strategies, models, data, the run folder, and sessions that tie them together."""

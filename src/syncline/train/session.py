@@ -97,7 +97,7 @@ def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[
     runs = plan_runs(config, world_size=nproc)
     with _cluster(config, max(run.servers for run in runs)) as (cluster, note):
         folder = RunFolder(out, label=config.train.model)
-        results = start_results(config, folder, cluster=cluster, note=note, ranks=max(r.workers for r in runs))
+        results = start_results(config, folder, cluster=cluster, note=note)
         for text in results["warnings"]:
             watcher.note(text)
         several = len(config.compare.scale) > 1
@@ -111,18 +111,10 @@ def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[
     return folder.path, results
 
 
-def start_results(
-    config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None, ranks: int
-) -> Results:
+def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None) -> Results:
     """The results without runs, saved, with the warnings that hold for all of them."""
     facts = environment()
     folder.describe(config, facts)
-    warnings = [note] if note else []
-    if ranks > facts["cores"] and facts["gpu"] is None:
-        warnings.append(
-            f"{ranks} ranks share {facts['cores']} cores: compute is slower than on {ranks} machines; "
-            "compare strategies with each other, not with one machine a rank"
-        )
     results: Results = {
         "schema": SCHEMA,
         "syncline": syncline.__version__,
@@ -136,7 +128,7 @@ def start_results(
             "bandwidth": cluster.bandwidth if cluster is not None else None,
             "note": note,
         },
-        "warnings": warnings,
+        "warnings": [note] if note else [],
         "runs": [],
     }
     return results

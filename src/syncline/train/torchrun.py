@@ -1,20 +1,21 @@
 """The same session when ranks are already running (torchrun, `syncline cluster`, Slurm): this process is one of them.
 
-Every strategy gets a process group of its own over the launcher's store. A rank that fails says so in the store; its
-peers lose their connections, read the reason there, and all go on to the next strategy together.
+Every strategy is run by a child of each rank, in a process group of its own over the launcher's store. A child that
+fails or aborts takes its connections with it, so that its peers notice; the ranks tell each other the reason through
+the store and go on to the next strategy together.
 """
 
 import json
 import os
 import time
-import traceback
 import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from syncline._compat import PrefixStore, Store, rendezvous
+from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
+from syncline.cluster.launch import Place, Report, launch, lost_a_peer
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import Results
 from syncline.train.config import Config
@@ -23,6 +24,7 @@ from syncline.train.session import Planned, Watcher, crashed, finish, plan_runs,
 from syncline.train.strategies import load
 from syncline.train.worker import Assignment, run_rank
 
+_POLL_S = 0.05
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -42,7 +44,7 @@ def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple
     if rank == 0:
         folder = RunFolder(out, label=config.train.model)
         note = "under a launcher: --nodes and --bandwidth are the launcher's business" if config.cluster.nodes else None
-        results = start_results(config, folder, cluster=None, note=note, ranks=local_size)
+        results = start_results(config, folder, cluster=None, note=note)
         if "SYNCLINE_NODE" in os.environ:
             results["network"]["emulated"] = True
             results["network"]["nodes"] = _nodes(world_size)
@@ -54,7 +56,7 @@ def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple
             watcher.begin(run)
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
             prefix.set("folder", str(path.absolute()))
-        records, failure = _take_part(run, config, prefix, rank, local_rank, local_size, watcher)
+        records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher)
         if folder is None or results is None:
             continue
         target = Path(prefix.get("folder").decode())
@@ -84,7 +86,7 @@ def _share(runs: list[Planned], world_size: int) -> list[Planned]:
 
 def _take_part(
     run: Planned,
-    config: Config,
+    number: int,
     store: Store,
     rank: int,
     local_rank: int,
@@ -106,21 +108,19 @@ def _take_part(
         launched_ns=time.perf_counter_ns(),
     )
     if rank < total:
+        node = int(os.environ.get("GROUP_RANK", 0))
+        place = Place(rank=rank, world_size=total, local_rank=local_rank, node=node)
+        payload = (assignment, f"run{number}")
+
+        def message(_: int, content: dict[str, Any]) -> None:
+            if rank == 0:
+                watcher.step(content)
+
         try:
-            record = run_rank(
-                assignment,
-                rank=rank,
-                local_rank=local_rank,
-                node=int(os.environ.get("GROUP_RANK", 0)),
-                store=PrefixStore("group", store),
-                progress=watcher.step if rank == 0 else _silent,
-            )
+            (record,) = launch(_rank_main, [place], payload, logs=folder, on_message=message)
             store.set(f"record{rank}", zlib.compress(json.dumps(record).encode()))  # type: ignore[arg-type]
-        except UsageError:
-            raise
-        except Exception as error:
-            summary = f"{type(error).__name__}: {error}".splitlines()[0]
-            entry = {"rank": rank, "summary": summary, "traceback": traceback.format_exc(), "time": time.time()}
+        except RankFailure as failure:
+            entry = {"rank": rank, "summary": failure.summary, "traceback": failure.traceback, "time": time.time()}
             store.set(f"failed{rank}", json.dumps(entry))
             store.set(f"record{rank}", "")
     _meet(store, "done", int(os.environ["WORLD_SIZE"]))
@@ -130,7 +130,7 @@ def _take_part(
     if all(contents):
         return [json.loads(zlib.decompress(content)) for content in contents], None
     entries = [json.loads(store.get(f"failed{r}")) for r, content in enumerate(contents) if not content]
-    first = min(entries, key=lambda entry: float(entry["time"]))
+    first = min(entries, key=lambda entry: (lost_a_peer(entry["summary"]), float(entry["time"])))
     return [], RankFailure(
         f"rank {first['rank']} failed: {first['summary']}",
         rank=first["rank"],
@@ -139,11 +139,32 @@ def _take_part(
     )
 
 
+def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> dict[str, Any]:
+    """The rank itself, in a process of its own: when it fails its connections close, and its peers notice at once."""
+    assignment, prefix = payload
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=assignment.train.timeout_s)
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return run_rank(
+        assignment,
+        rank=place.rank,
+        local_rank=place.local_rank,
+        node=place.node,
+        store=PrefixStore(f"{prefix}/group", store),
+        progress=report,
+    )
+
+
 def _meet(store: Store, name: str, world_size: int) -> None:
-    """Every rank waits here for the others, without a process group."""
+    """Every rank waits here for the others, without a process group.
+
+    Without a limit: another strategy's run may take hours on ranks that this one has no part in, and a launcher ends
+    all ranks when one of them dies.
+    """
     if store.add(f"{name}-count", 1) == world_size:
         store.set(f"{name}-all", "1")
-    store.wait([f"{name}-all"])
+    while not store.check([f"{name}-all"]):
+        time.sleep(_POLL_S)
 
 
 def _coordinates() -> tuple[int, int, int, int]:
@@ -174,7 +195,3 @@ def _store(rank: int, world_size: int, *, timeout_s: float) -> Store:
 
 def _nodes(world_size: int) -> int:
     return max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
-
-
-def _silent(_: dict[str, Any]) -> None:
-    """Only rank 0 speaks."""

@@ -49,7 +49,7 @@ def run_rank(
     train, strategy = assignment.train, load(assignment.strategy)
     device = _device(train.device, local_rank)
     torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
-    with _process_group(assignment, rank, store, device) as group:
+    with _process_group(assignment, strategy, rank, store, device) as group:
         joined = time.perf_counter_ns()
         torch.manual_seed(train.seed * 10_007 + rank)
         workload = build(train.model, train.data, seed=train.seed).to(device)
@@ -152,10 +152,10 @@ def _device(name: str, local_rank: int) -> torch.device:
 
 @contextmanager
 def _process_group(
-    assignment: Assignment, rank: int, store: Store, device: torch.device
+    assignment: Assignment, strategy: Strategy, rank: int, store: Store, device: torch.device
 ) -> Iterator[dist.ProcessGroup | None]:
     world_size = assignment.workers + assignment.servers
-    if world_size == 1:
+    if strategy.alone:
         yield None
         return
     cuda = device.type == "cuda"

@@ -16,12 +16,12 @@ def coder() -> Coder:
 
 @codec("fp16", tail=coder, takes=("gradient", "values", "factors", "scales"))
 def fp16(grad: Tensor, state: State) -> Steps:
-    """Round to float16: 10 bits of mantissa, values up to 65504.
+    """Round to float16: 11 bits of precision, values up to 64480; larger ones are clipped.
 
     Paper: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; torch's `fp16_compress_hook`.
-    Formula: out = sum over ranks of fp16(clip(g / N, +-65504)).
+    Formula: out = sum over ranks of fp16(clip(g, +-64480) / N).
     Use it: when gradients are of moderate size (a loss scale can help); else bf16 is safer.
-    Costs: 2 bytes a value, no state. An all-reduce also sums in float16; what leaves its range becomes inf.
+    Costs: 2 bytes a value, no state. An all-reduce also sums in float16.
     """
     out: Out = yield Merge(grad, coder())
     return out

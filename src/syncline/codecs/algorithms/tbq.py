@@ -18,7 +18,7 @@ def decode(payload: Payload, count: int, *, tau: float) -> Tensor:
     return ops.ternary_decode(packed, tau, count)
 
 
-@codec("tbq", feedback=True)
+@codec("tbq", feedback=True, spread=True)
 def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
     """Send tau with the gradient's sign where its magnitude exceeds tau, else zero.
 

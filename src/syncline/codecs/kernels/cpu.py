@@ -102,7 +102,8 @@ def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool
         return plain.quantize_blocks(x, bits, block, seed, l2)
     if library is None:
         chunked = n >= _SMALL and cpu_torch.CHUNK % block == 0
-        return (cpu_torch if chunked else plain).quantize_blocks(x, bits, block, seed, l2)
+        quantize = cpu_torch.quantize_blocks if chunked else plain.quantize_blocks
+        return quantize(x, bits, block, seed, l2)
     x = x.float()
     packed = torch.empty((n * bits + 7) // 8, dtype=_BYTE)
     scales = torch.empty(-(-n // block))
@@ -135,9 +136,13 @@ def natural_encode(x: Tensor, seed: int) -> Tensor:
 
 
 def natural_decode(codes: Tensor) -> Tensor:
-    """See `plain.natural_decode`: a table of 256 values."""
-    table = plain.natural_decode(torch.arange(256, dtype=_BYTE))
-    return table.index_select(0, codes.to(torch.int32))
+    """See `plain.natural_decode`."""
+    library = _compiled(codes.numel())
+    if library is None:
+        return plain.natural_decode(codes)
+    out = torch.empty(codes.numel())
+    library.sl_natural_decode(codes.data_ptr(), codes.numel(), plain.NATURAL_LOW, out.data_ptr())
+    return out
 
 
 def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +158,12 @@ def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `sparse.topk`."""
-    return sparse.topk(x, k)
+    library = _compiled(x.numel())
+    if library is None or x.dtype != torch.float32 or k == 0:
+        return sparse.topk(x, k)
+    values, indices = torch.empty(k), torch.empty(k, dtype=torch.int32)
+    library.sl_topk(x.data_ptr(), x.numel(), k, values.data_ptr(), indices.data_ptr())
+    return values, indices
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:

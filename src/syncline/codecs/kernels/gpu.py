@@ -29,32 +29,37 @@ LARGE = 1 << 20
 
 def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
     """See `plain.quantize_blocks`."""
-    fits = bits in (2, 4, 8) and block in gpu_blocks.BLOCKS
-    return (gpu_blocks if fits else plain).quantize_blocks(x, bits, block, seed, l2)
+    if bits in (2, 4, 8) and block in gpu_blocks.BLOCKS:
+        return gpu_blocks.quantize_blocks(x, bits, block, seed, l2)
+    return plain.quantize_blocks(x, bits, block, seed, l2)
 
 
 def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Tensor:
     """See `plain.dequantize_blocks`."""
-    fits = bits in (2, 4, 8) and block in gpu_blocks.BLOCKS
-    return (gpu_blocks if fits else plain).dequantize_blocks(packed, scales, bits, block, count)
+    if bits in (2, 4, 8) and block in gpu_blocks.BLOCKS:
+        return gpu_blocks.dequantize_blocks(packed, scales, bits, block, count)
+    return plain.dequantize_blocks(packed, scales, bits, block, count)
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:
     """See `plain.pack_bits`."""
-    return (gpu_blocks if bits in (1, 2, 4) else plain).pack_bits(values, bits)
+    return gpu_blocks.pack_bits(values, bits) if bits in (1, 2, 4) else plain.pack_bits(values, bits)
 
 
 def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
     """See `plain.unpack_bits`."""
-    return (gpu_blocks if bits in (1, 2, 4) else plain).unpack_bits(packed, bits, count)
+    unpack = gpu_blocks.unpack_bits if bits in (1, 2, 4) else plain.unpack_bits
+    return unpack(packed, bits, count)
 
 
 def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     """See `sparse.compact`."""
     # Keys are float32's; a float64 tensor would lose its order in them.
-    return (sparse if x.dtype == torch.float64 else gpu_select).compact(x, threshold, capacity)
+    select = sparse.compact if x.dtype == torch.float64 else gpu_select.compact
+    return select(x, threshold, capacity)
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `sparse.topk`."""
-    return (gpu_select if x.numel() >= LARGE and x.dtype != torch.float64 else sparse).topk(x, k)
+    large = x.numel() >= LARGE and x.dtype != torch.float64
+    return gpu_select.topk(x, k) if large else sparse.topk(x, k)

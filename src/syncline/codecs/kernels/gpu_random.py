@@ -1,11 +1,14 @@
 """Triton: the counting random numbers of `rng`, and the natural codec's encode and decode."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import rng
+from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 from syncline.codecs.kernels.plain import NATURAL_LOW
 
 _M1 = tl.constexpr(rng.M1)
@@ -17,7 +20,7 @@ _TILE = 2048
 
 
 @triton.jit
-def random_u32(start, local, k0, k1):  # type: ignore[no-untyped-def]
+def random_u32(start, local, k0, k1):
     """The hash of counters start + local; a tile never crosses a multiple of 2**32 (tiles are powers of two)."""
     low = (start & 0xFFFFFFFF).to(tl.uint32)
     high = (start >> 32).to(tl.uint32)
@@ -29,19 +32,19 @@ def random_u32(start, local, k0, k1):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def random_unit(start, local, k0, k1):  # type: ignore[no-untyped-def]
+def random_unit(start, local, k0, k1):
     """Float32 in [0, 1), as in `rng.uniform`."""
     bits = random_u32(start, local, k0, k1) >> 8
     # Through int32: the conversion of unsigned integers is slower, and 24 bits fit.
     return bits.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
-@triton.jit(do_not_specialize=["k0", "k1"])
-def _natural_encode(x_ptr, out_ptr, n, k0, k1, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "k0", "k1"])
+def _natural_encode(x_ptr, out_ptr, n, k0, k1, TILE: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * TILE
     local = tl.arange(0, TILE)
-    mask = local < tl.minimum(n - start, TILE)
-    x = tl.load(x_ptr + start + local, mask=mask, other=0.0).to(tl.float32)
+    count = tl.minimum(n - start, TILE).to(tl.int32)
+    x = load_tile(x_ptr + start, local, count, TILE).to(tl.float32)
     whole = x.to(tl.int32, bitcast=True)
     noise = (random_u32(start, local, k0, k1) & 0x7FFFFF).to(tl.int32)
     magnitude = whole & 0x7FFFFFFF
@@ -49,20 +52,20 @@ def _natural_encode(x_ptr, out_ptr, n, k0, k1, TILE: tl.constexpr):  # type: ign
     exponent = ((magnitude.to(tl.uint32) + noise.to(tl.uint32)) >> 23).to(tl.int32)
     code = tl.minimum(tl.maximum(exponent - 127 - _LOW + 1, 0), 126)
     code = tl.where(magnitude >= 0x7F800000, 127, code) | ((whole >> 24) & 128)
-    tl.store(out_ptr + start + local, code.to(tl.uint8), mask=mask)
+    store_tile(out_ptr + start, local, code.to(tl.uint8), count, TILE)
 
 
-@triton.jit
-def _natural_decode(codes_ptr, out_ptr, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n"])
+def _natural_decode(codes_ptr, out_ptr, n, TILE: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * TILE
     local = tl.arange(0, TILE)
-    mask = local < tl.minimum(n - start, TILE)
-    code = tl.load(codes_ptr + start + local, mask=mask, other=0).to(tl.int32)
+    count = tl.minimum(n - start, TILE).to(tl.int32)
+    code = load_tile(codes_ptr + start, local, count, TILE).to(tl.int32)
     low = code & 127
     value = tl.where(low > 0, (low - 1 + _LOW + 127) << 23, 0)
     value = tl.where(low == 127, 0x7FC00000, value)
     sign = ((code & 128) != 0).to(tl.int32) << 31
-    tl.store(out_ptr + start + local, (value | sign).to(tl.float32, bitcast=True), mask=mask)
+    store_tile(out_ptr + start, local, (value | sign).to(tl.float32, bitcast=True), count, TILE)
 
 
 def natural_encode(x: Tensor, seed: int, tile: int = _TILE, warps: int = 4) -> Tensor:

@@ -7,6 +7,8 @@ places the first thresholds so close that what remains fits a small buffer; if t
 run over the whole tensor instead, slower and as exact.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
+
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from syncline.codecs.kernels.sparse import stratified
 
-TILE, WARPS = 2048, 4
+# Values a program, warps.
+CONFIG = (2048, 4)
 SAMPLES = 1 << 16
 # 16**8 = 2**32 covers every key; one more for the rounding of the intervals.
 ROUNDS = 9
@@ -22,7 +25,7 @@ PROGRAMS = 132 * 8
 
 
 @triton.jit
-def _keys(x_ptr, start, local, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _keys(x_ptr, start, local, n, TILE: tl.constexpr):
     """Integer magnitudes; -1, below every key, past the end."""
     if start + TILE <= n:
         x = tl.load(x_ptr + start + local).to(tl.float32)
@@ -33,8 +36,8 @@ def _keys(x_ptr, start, local, n, TILE: tl.constexpr):  # type: ignore[no-untype
     return key
 
 
-@triton.jit
-def _count(x_ptr, rule_ptr, counts_ptr, n, programs, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "programs"])
+def _count(x_ptr, rule_ptr, counts_ptr, n, programs, TILE: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     limit = tl.load(rule_ptr).to(tl.int32)
     key = _keys(x_ptr, pid * TILE, tl.arange(0, TILE), n, TILE)
@@ -42,8 +45,8 @@ def _count(x_ptr, rule_ptr, counts_ptr, n, programs, TILE: tl.constexpr):  # typ
     tl.store(counts_ptr + programs + pid, tl.sum(((key == limit) & (key >= 0)).to(tl.int32), axis=0))
 
 
-@triton.jit
-def _write(x_ptr, rule_ptr, ends_ptr, values_ptr, indices_ptr, n, programs, capacity, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "programs", "capacity"])
+def _write(x_ptr, rule_ptr, ends_ptr, values_ptr, indices_ptr, n, programs, capacity, TILE: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     start = pid * TILE
     local = tl.arange(0, TILE)
@@ -64,8 +67,8 @@ def _write(x_ptr, rule_ptr, ends_ptr, values_ptr, indices_ptr, n, programs, capa
     tl.store(indices_ptr + place, (start + local).to(tl.int32), mask=keep)
 
 
-@triton.jit
-def _bins(x_ptr, buffer_ptr, state_ptr, limits_ptr, bins_ptr, n, capacity, FIRST: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _bins(x_ptr, buffer_ptr, state_ptr, limits_ptr, bins_ptr, n, capacity, FIRST: tl.constexpr, TILE: tl.constexpr):
     """How many keys lie above how many of the 15 limits; over the buffer where the candidates fitted into it."""
     local = tl.arange(0, TILE)
     step = tl.num_programs(0).to(tl.int64) * TILE
@@ -89,8 +92,8 @@ def _bins(x_ptr, buffer_ptr, state_ptr, limits_ptr, bins_ptr, n, capacity, FIRST
     tl.atomic_add(bins_ptr + tl.arange(0, 16), bins, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["k"])
-def _narrow(state_ptr, limits_ptr, bins_ptr, k, capacity, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["k", "capacity"])
+def _narrow(state_ptr, limits_ptr, bins_ptr, k, capacity, FIRST: tl.constexpr):
     """The new interval (low, high] that holds the k-th key, and 15 limits inside it; clears the bins."""
     j = tl.arange(0, 16)
     low = tl.load(state_ptr)
@@ -116,8 +119,8 @@ def _narrow(state_ptr, limits_ptr, bins_ptr, k, capacity, FIRST: tl.constexpr): 
     tl.store(bins_ptr + j, tl.zeros([16], dtype=tl.int32))
 
 
-@triton.jit
-def _candidates(x_ptr, buffer_ptr, state_ptr, n, capacity, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _candidates(x_ptr, buffer_ptr, state_ptr, n, capacity, TILE: tl.constexpr):
     """Keys of the interval into the buffer, in any order: they are only counted."""
     start = tl.program_id(0).to(tl.int64) * TILE
     key = _keys(x_ptr, start, tl.arange(0, TILE), n, TILE)
@@ -129,33 +132,36 @@ def _candidates(x_ptr, buffer_ptr, state_ptr, n, capacity, TILE: tl.constexpr): 
         tl.store(buffer_ptr + place, key, mask=inside & (place < capacity))
 
 
-def _select(x: Tensor, rule: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+def _select(x: Tensor, rule: Tensor, capacity: int, config: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """All keys above rule[0], and the first rule[1] that equal it, up to the capacity."""
     n = x.numel()
     values = torch.zeros(capacity, dtype=x.dtype, device=x.device)
     indices = torch.zeros(capacity, dtype=torch.int32, device=x.device)
-    programs = triton.cdiv(n, TILE)
+    tile, warps = config
+    programs = triton.cdiv(n, tile)
     counts = torch.empty((2, programs), dtype=torch.int32, device=x.device)
-    _count[(programs,)](x, rule, counts, n, programs, TILE=TILE, num_warps=WARPS)
+    _count[(programs,)](x, rule, counts, n, programs, TILE=tile, num_warps=warps)
     ends = counts.cumsum(1, dtype=torch.int32)
-    _write[(programs,)](x, rule, ends, values, indices, n, programs, capacity, TILE=TILE, num_warps=WARPS)
+    _write[(programs,)](x, rule, ends, values, indices, n, programs, capacity, TILE=tile, num_warps=warps)
     total = ends[0, -1] + torch.minimum(ends[1, -1], rule[1])
     return values, indices, total.clamp(max=capacity).to(torch.int32)
 
 
-def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+def compact(
+    x: Tensor, threshold: Tensor, capacity: int, config: tuple[int, int] = CONFIG
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `sparse.compact`."""
     if x.numel() == 0 or capacity == 0:
         zero = torch.zeros((), dtype=torch.int32, device=x.device)
         return x.new_zeros(capacity), torch.zeros(capacity, dtype=torch.int32, device=x.device), zero
     # Not below t is a key above key(t) - 1; a negative or nan threshold has nothing below it.
     limit = torch.where(threshold > 0, threshold.view(torch.int32) - 1, -1)
-    return _select(x, torch.stack([limit, torch.zeros_like(limit)]), capacity)
+    return _select(x, torch.stack([limit, torch.zeros_like(limit)]), capacity, config)
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk(x: Tensor, k: int, config: tuple[int, int] = CONFIG) -> tuple[Tensor, Tensor]:
     """See `sparse.topk`; among equal magnitudes the first positions win."""
-    n, device = x.numel(), x.device
+    n, device, (tile, warps) = x.numel(), x.device, config
     if k == 0:
         return x.new_zeros(0), torch.zeros(0, dtype=torch.int32, device=device)
     capacity = max(4096, n // 64)
@@ -166,16 +172,16 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     state[1].fill_(0x7FFFFFFF)
     bins = torch.zeros(16, dtype=torch.int32, device=device)
     limits = _first_limits(x, k)
-    programs = min(PROGRAMS, triton.cdiv(n, TILE))
+    programs = min(PROGRAMS, triton.cdiv(n, tile))
     for turn in range(ROUNDS + 1):
         first = turn == 0
-        _bins[(programs,)](x, buffer, state, limits, bins, n, capacity, FIRST=first, TILE=TILE, num_warps=WARPS)
+        _bins[(programs,)](x, buffer, state, limits, bins, n, capacity, FIRST=first, TILE=tile, num_warps=warps)
         _narrow[(1,)](state, limits, bins, k, capacity, FIRST=first, num_warps=1)
         if first:
-            grid = (triton.cdiv(n, TILE),)
-            _candidates[grid](x, buffer, state, n, capacity, TILE=TILE, num_warps=WARPS)
+            grid = (triton.cdiv(n, tile),)
+            _candidates[grid](x, buffer, state, n, capacity, TILE=tile, num_warps=warps)
     rule = torch.stack([state[1], k - state[2]]).to(torch.int32)
-    values, indices, _ = _select(x, rule, k)
+    values, indices, _ = _select(x, rule, k, config)
     return values, indices
 
 

@@ -7,7 +7,7 @@ so that compiled graphs can hold it.
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from syncline.codecs.kernels import cpu, pieces
 from syncline.codecs.kernels.segments import packed_bytes
 
 _Lengths = Sequence[int] | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @cache
@@ -36,14 +37,14 @@ def _on(x: Tensor) -> Any:
     return cpu if kind == "cpu" else _gpu() if kind == "cuda" else pieces
 
 
-def _op(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+def _op(schema: str, fake: Callable[..., Any]) -> Callable[[F], F]:
     """Declare `syncline::<name of the function>`, which changes none of its arguments."""
 
-    def declare(function: Callable[..., Any]) -> Any:
+    def declare(function: F) -> F:
         name = f"syncline::{function.__name__}"
         op = custom_op(name, function, mutates_args=(), schema=schema)
         op.register_fake(fake)
-        return op
+        return cast(F, op)
 
     return declare
 
@@ -75,66 +76,74 @@ def _count(lengths: _Lengths) -> int:
         _floats(x, 1 if l1 else 2, _count(lengths)),
     ),
 )
-def sign_encode(x: Tensor, lengths: _Lengths, l1: bool) -> Any:
+def sign_encode(x: Tensor, lengths: _Lengths, l1: bool) -> tuple[Tensor, Tensor]:
     """Packed signs, and means (sides, pieces)."""
-    return _on(x).sign_encode(x, _tuple(lengths), l1)
+    out: tuple[Tensor, Tensor] = _on(x).sign_encode(x, _tuple(lengths), l1)
+    return out
 
 
 @_op(
     "(Tensor packed, Tensor pos, Tensor neg, SymInt count, int[]? lengths) -> Tensor",
     lambda packed, pos, neg, count, lengths: _floats(packed, count),
 )
-def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: _Lengths) -> Any:
+def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: _Lengths) -> Tensor:
     """A mean for each bit."""
-    return _on(packed).sign_decode(packed, pos, neg, count, _tuple(lengths))
+    out: Tensor = _on(packed).sign_decode(packed, pos, neg, count, _tuple(lengths))
+    return out
 
 
 @_op(
     "(Tensor x, Tensor scale, int? seed, int[]? lengths) -> Tensor",
     lambda x, scale, seed, lengths: _bytes(x, _size(x.numel(), 2, lengths)),
 )
-def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: _Lengths) -> Any:
+def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: _Lengths) -> Tensor:
     """Two-bit codes by threshold, or by chance with a seed."""
-    return _on(x).ternary_encode(x, scale, seed, _tuple(lengths))
+    out: Tensor = _on(x).ternary_encode(x, scale, seed, _tuple(lengths))
+    return out
 
 
 @_op(
     "(Tensor packed, Tensor scale, SymInt count, int[]? lengths) -> Tensor",
     lambda packed, scale, count, lengths: _floats(packed, count),
 )
-def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: _Lengths) -> Any:
+def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: _Lengths) -> Tensor:
     """The values of two-bit codes."""
-    return _on(packed).ternary_decode(packed, scale, count, _tuple(lengths))
+    out: Tensor = _on(packed).ternary_decode(packed, scale, count, _tuple(lengths))
+    return out
 
 
 @_op(
     "(Tensor x, int bits, int block, int? seed, bool l2) -> (Tensor, Tensor)",
     lambda x, bits, block, seed, l2: (_bytes(x, _size(x.numel(), bits)), _floats(x, -(-x.numel() // block))),
 )
-def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> Any:
+def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
     """Packed steps and a scale a block."""
-    return _on(x).quantize_blocks(x, bits, block, seed, l2)
+    out: tuple[Tensor, Tensor] = _on(x).quantize_blocks(x, bits, block, seed, l2)
+    return out
 
 
 @_op(
     "(Tensor packed, Tensor scales, int bits, int block, SymInt count) -> Tensor",
     lambda packed, scales, bits, block, count: _floats(packed, count),
 )
-def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Any:
+def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Tensor:
     """The values of packed steps."""
-    return _on(packed).dequantize_blocks(packed, scales, bits, block, count)
+    out: Tensor = _on(packed).dequantize_blocks(packed, scales, bits, block, count)
+    return out
 
 
 @_op("(Tensor x, int seed) -> Tensor", lambda x, seed: _bytes(x, x.numel()))
-def natural_encode(x: Tensor, seed: int) -> Any:
+def natural_encode(x: Tensor, seed: int) -> Tensor:
     """A byte of sign and exponent for each value."""
-    return _on(x).natural_encode(x, seed)
+    out: Tensor = _on(x).natural_encode(x, seed)
+    return out
 
 
 @_op("(Tensor codes) -> Tensor", lambda codes: _floats(codes, codes.numel()))
-def natural_decode(codes: Tensor) -> Any:
+def natural_decode(codes: Tensor) -> Tensor:
     """The powers of two of the bytes."""
-    return _on(codes).natural_decode(codes)
+    out: Tensor = _on(codes).natural_decode(codes)
+    return out
 
 
 @_op(
@@ -145,30 +154,34 @@ def natural_decode(codes: Tensor) -> Any:
         x.new_empty((), dtype=torch.int32),
     ),
 )
-def compact(x: Tensor, threshold: Tensor, capacity: int) -> Any:
+def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     """Large values, where they are, and how many."""
-    return _on(x).compact(x, threshold, capacity)
+    out: tuple[Tensor, Tensor, Tensor] = _on(x).compact(x, threshold, capacity)
+    return out
 
 
 @_op(
     "(Tensor x, SymInt k) -> (Tensor, Tensor)",
     lambda x, k: (x.new_empty((k,)), x.new_empty((k,), dtype=torch.int32)),
 )
-def topk(x: Tensor, k: int) -> Any:
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest and where they are."""
-    return _on(x).topk(x, k)
+    out: tuple[Tensor, Tensor] = _on(x).topk(x, k)
+    return out
 
 
 @_op("(Tensor values, int bits) -> Tensor", lambda values, bits: _bytes(values, _size(values.numel(), bits)))
-def pack_bits(values: Tensor, bits: int) -> Any:
+def pack_bits(values: Tensor, bits: int) -> Tensor:
     """Values packed tight."""
-    return _on(values).pack_bits(values, bits)
+    out: Tensor = _on(values).pack_bits(values, bits)
+    return out
 
 
 @_op(
     "(Tensor packed, int bits, SymInt count) -> Tensor",
     lambda packed, bits, count: _bytes(packed, count),
 )
-def unpack_bits(packed: Tensor, bits: int, count: int) -> Any:
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
     """Packed values, a byte each."""
-    return _on(packed).unpack_bits(packed, bits, count)
+    out: Tensor = _on(packed).unpack_bits(packed, bits, count)
+    return out

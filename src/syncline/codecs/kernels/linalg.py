@@ -8,19 +8,23 @@ _SHIFT = 1e-13
 
 
 def orthonormal(m: Tensor) -> Tensor:
-    """Columns spanning those of m (..., n, r), orthonormal; a column that depends on earlier ones becomes zero.
+    """Orthonormal columns spanning those of m (..., n, r).
 
-    Shifted Cholesky QR, twice, with the Gram matrix in float64: the shift keeps the factorisation from failing
-    on a deficient or zero matrix, the second pass takes the shift's effect out again.
+    A column that depends on the others exactly becomes zero; one that does so up to rounding becomes what its
+    rounding points to, the same on every rank that has the same bits. Shifted Cholesky QR, twice, with the Gram
+    matrix in float64: the shift keeps the factorisation from failing on a deficient or zero matrix, the second
+    pass takes the shift's effect out again.
     """
     q = _pass(_pass(m.double()))
     exists = torch.linalg.vecdot(q, q, dim=-2).unsqueeze(-2)
     # Multiplying instead of selecting lets nan through: a broken gradient must not look like an empty one.
-    return (q * ~(exists < 0.25)).to(m.dtype)
+    out: Tensor = q * ~(exists < 0.25)
+    return out.to(m.dtype)
 
 
 def _pass(m: Tensor) -> Tensor:
     gram = m.mT @ m
     shift = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * _SHIFT + 1e-290
     factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(shift.expand(gram.shape[:-1])), upper=True)
-    return torch.linalg.solve_triangular(factor, m, upper=True, left=False)
+    q: Tensor = torch.linalg.solve_triangular(factor, m, upper=True, left=False)
+    return q

@@ -233,3 +233,49 @@ int64_t sl_compact(const float *x, int64_t n, int32_t limit, int64_t capacity, f
     }
     return at;
 }
+
+void sl_natural_decode(const uint8_t *codes, int64_t n, int low, float *out) {
+    float table[256];
+    for (int b = 0; b < 256; b++) {
+        uint32_t e = (uint32_t)(b & 127), sign = (uint32_t)(b & 128) << 24;
+        uint32_t whole = e == 0 ? 0u : e == 127 ? 0x7FC00000u : (uint32_t)((int)e - 1 + low + 127) << 23;
+        table[b] = float_of(whole | sign);
+    }
+    for (int64_t i = 0; i < n; i++) out[i] = table[codes[i]];
+}
+
+/* The digit of the k-th largest among keys whose bits above `shift + width` are `prefix`; *k becomes its rank there. */
+static uint32_t digit(const float *x, int64_t n, uint32_t prefix, int shift, int width, int64_t *k) {
+    int64_t bins[4][2048] = {{0}}; /* four, because increments of one place in a row wait for each other */
+    uint32_t mask = (1u << width) - 1;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t key = bits_of(x[i]) & 0x7FFFFFFFu;
+        if (key >> (shift + width) == prefix) bins[i & 3][(key >> shift) & mask]++;
+    }
+    uint32_t d = mask;
+    for (;; d--) {
+        int64_t here = bins[0][d] + bins[1][d] + bins[2][d] + bins[3][d];
+        if (*k <= here || d == 0) return d;
+        *k -= here;
+    }
+}
+
+/* The k largest magnitudes in the order of position; of equal ones the first. */
+void sl_topk(const float *x, int64_t n, int64_t k, float *values, int32_t *indices) {
+    int64_t ties = k, at = 0;
+    uint32_t limit = digit(x, n, 0, 20, 11, &ties);
+    limit = limit << 10 | digit(x, n, limit, 10, 10, &ties);
+    limit = limit << 10 | digit(x, n, limit, 0, 10, &ties);
+    for (int64_t i = 0; i < n && at < k; i += SPAN) {
+        int m = n - i < SPAN ? (int)(n - i) : SPAN;
+        int32_t found = 0;
+        for (int j = 0; j < m; j++) found += (bits_of(x[i + j]) & 0x7FFFFFFFu) >= limit;
+        if (!found) continue;
+        for (int j = 0; j < m && at < k; j++) {
+            uint32_t key = bits_of(x[i + j]) & 0x7FFFFFFFu;
+            if (key < limit || (key == limit && ties-- <= 0)) continue;
+            values[at] = x[i + j];
+            indices[at++] = (int32_t)(i + j);
+        }
+    }
+}

@@ -33,6 +33,8 @@ _FUNCTIONS = {
     "sl_ternary_encode": (None, [_P, _I64, _F, _INT, _U32, _U32, _P]),
     "sl_ternary_decode": (None, [_P, _I64, _F, _P]),
     "sl_natural_encode": (None, [_P, _I64, _INT, _U32, _U32, _P]),
+    "sl_natural_decode": (None, [_P, _I64, _INT, _P]),
+    "sl_topk": (None, [_P, _I64, _I64, _P, _P]),
     "sl_compact": (_I64, [_P, _I64, ctypes.c_int32, _I64, _P, _P]),
 }
 

@@ -8,7 +8,9 @@ from torch import Tensor
 
 @lru_cache(maxsize=256)
 def chunk_table(lengths: tuple[int, ...], tile: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Chunks (first value, values, first byte, piece, first value within the piece); pieces (first chunk, last, length).
+    """Rows of chunks and of pieces, as int64 tensors.
+
+    A chunk: first value, values, first byte, piece, first value within the piece. A piece: first chunk, last, length.
 
     Pieces are cut into chunks of `tile` values; each piece's packed bytes start on a byte of their own. The copy
     to the device happens once for a layout and is complete on return, so any stream may use the table.

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from syncline.codecs import Merge, Out, cast
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, exchange
@@ -32,12 +34,16 @@ def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "s
     # A node's share is as large as one rank's gradient, so that thresholds mean what they mean elsewhere.
     share = len(leaders) / place.world if merge.mean else 1.0
     spot = Place(leaders.index(leader), len(leaders), len(leaders))
-    moves = EXCHANGES.get(between).merge(Merge(total * share, merge.coder, merge.seed, merge.mean), spot)
+    moves = EXCHANGES.get(between).merge(Merge(_times(total, share), merge.coder, merge.seed, merge.mean), spot)
     out = yield from _among(leaders, spot.rank, moves)
     assert out.own is not None
     mean = out.mean.to(merge.tensor.dtype)
     yield Move(dict.fromkeys(members, local.encode(mean)))
-    return Out(mean, merge.tensor - (total - out.own / share))
+    return Out(mean, merge.tensor - (total - _times(out.own, 1 / share)))
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
 
 
 def _among(ranks: list[int], position: int, moves: Moves) -> Moves:

@@ -56,7 +56,7 @@ def lstm(*, size: str = "tiny") -> Blueprint:
 
     def build(data: Data) -> Built:
         del data
-        return one_phase(LanguageModel(chosen), optimizer=f"adam(lr={0.0005 if size == 'paper' else 0.004})")
+        return one_phase(LanguageModel(chosen), optimizer=f"adam(lr={0.0005 if size == 'paper' else 0.01})")
 
     need = Need("lm", vocabulary=chosen.vocabulary, sequence=chosen.sequence)
     return Blueprint(need, "text", build)

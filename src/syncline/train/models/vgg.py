@@ -46,7 +46,7 @@ def vgg11(*, width: float = 1.0, norm: bool = True) -> Blueprint:
         features = _features(_VGG11, data.channels, width=width, norm=norm)
         return _VGG(features, nn.Linear(scaled(width, 512) * cells**2, data.classes))
 
-    return classifier(net, optimizer="sgd(lr=0.05, momentum=0.9, weight_decay=0.0001)")
+    return classifier(net, optimizer="sgd(lr=0.01, momentum=0.9, weight_decay=0.0001)")
 
 
 @MODELS.register("vgg19")

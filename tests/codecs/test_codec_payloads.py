@@ -1,0 +1,95 @@
+"""Damaged payloads: `ValueError`, or values of the right shape; never a crash or a read out of range."""
+
+import pytest
+import torch
+from codec_table import SPECS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from syncline import codecs
+from syncline.codecs import Coder, Gather, Result
+from syncline.codecs.program import lower
+from syncline.codecs.wire import layout_of, nbytes, pack, unpack
+
+COUNT = 203
+
+
+def first_request(spec: str) -> codecs.Request:
+    codec = codecs.build(spec)
+    (batch,) = codecs.batches(codec, ["p"], [(29, 7)])
+    grad = torch.randn(29, 7, generator=torch.Generator().manual_seed(1))
+    request = codec.run(step=3).start(batch.pack([grad]))
+    assert not isinstance(request, Result)
+    return request
+
+
+def buffer_and_reader(spec: str) -> tuple[Tensor, Coder | None, int]:
+    request = first_request(spec)
+    if isinstance(request, Gather):
+        return pack(request.payload), None, COUNT
+    merge = lower(request)
+    return pack(merge.coder.encode(merge.tensor)), merge.coder, merge.tensor.numel()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_damage(spec: str, data: st.DataObject) -> None:
+    buffer, coder, count = buffer_and_reader(spec)
+    if coder is None:
+        pytest.skip("gathered payloads are damaged below")
+    layout = coder.layout(count)
+    assert buffer.numel() == nbytes(layout)
+    size = data.draw(st.integers(0, 2 * buffer.numel()).filter(lambda n: n != buffer.numel()), label="size")
+    with pytest.raises(ValueError, match="bytes"):
+        unpack(torch.zeros(size, dtype=torch.uint8), layout)
+    broken = buffer.clone()
+    for _ in range(data.draw(st.integers(1, 8), label="hits")):
+        broken[data.draw(st.integers(0, buffer.numel() - 1))] = data.draw(st.integers(0, 255))
+    try:
+        values = coder.decode(unpack(broken, layout), count)
+    except ValueError:
+        return
+    assert values.shape == (count,)
+
+
+@pytest.mark.parametrize("spec", ["topk(0.1)", "graddrop(0.1)", "threshold(tau=0.5)", "topk(0.1) | int8"])
+@pytest.mark.parametrize("index", [-1, COUNT, 2**31 - 1, -(2**31)])
+def test_an_index_outside_is_refused(spec: str, index: int) -> None:
+    buffer, coder, count = buffer_and_reader(spec)
+    assert coder is not None
+    payload = unpack(buffer.clone(), coder.layout(count))
+    next(part for part in payload if part.dtype == torch.int32)[0] = index
+    with pytest.raises(ValueError, match="outside"):
+        coder.decode(payload, count)
+
+
+@pytest.mark.parametrize("spec", ["dgc(0.1)", "dgc(0.1) | bf16"])
+def test_gathered_payloads_are_checked_too(spec: str) -> None:
+    run = codecs.build(spec).run(step=3, world=2)
+    request = run.start(torch.randn(COUNT))
+    assert isinstance(request, Gather)
+    bad = tuple(part.clone() for part in request.payload)
+    next(part for part in bad if part.dtype == torch.int32)[0] = COUNT
+    with pytest.raises(ValueError, match="outside"):
+        run.resume([request.payload, bad])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_payload_of_another_kind_is_refused(spec: str) -> None:
+    _, coder, count = buffer_and_reader(spec)
+    if coder is None:
+        pytest.skip("checked above")
+    with pytest.raises(ValueError, match="no payload"):
+        coder.decode((torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.zeros(3)), count)
+
+
+def test_wire_form_is_one_buffer_without_padding() -> None:
+    payload = (torch.arange(3, dtype=torch.uint8), torch.randn(2, 2), torch.tensor(7, dtype=torch.int32))
+    buffer = pack(payload)
+    assert buffer.numel() == 3 + 16 + 4
+    for a, b in zip(payload, unpack(buffer, layout_of(payload)), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="uint8"):
+        unpack(buffer.float(), layout_of(payload))

@@ -1,0 +1,169 @@
+"""What exchanges do to the values, without ranks: against plain formulas, and the law that nothing gets lost."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from syncline import codecs, exchange
+from syncline.codecs import Gather, Merge, Sum, coder
+from syncline.errors import UsageError
+from syncline.exchange import emulate
+
+COUNT = 103
+
+
+def data(world: int) -> list[Tensor]:
+    return [torch.randn(COUNT, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+
+
+def coarse_encode(x: Tensor) -> tuple[Tensor]:
+    return (torch.round(x * 4).clamp(-127, 127).to(torch.int8),)
+
+
+def coarse_decode(payload: tuple[Tensor], count: int) -> Tensor:
+    return payload[0].float() / 4
+
+
+COARSE = coder(coarse_encode, coarse_decode)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    return np.round(x * 4) / 4
+
+
+def shards(world: int) -> list[slice]:
+    return [slice(COUNT * i // world, COUNT * (i + 1) // world) for i in range(world)]
+
+
+def sharded(x: list[np.ndarray]) -> np.ndarray:
+    out = np.zeros(COUNT, np.float32)
+    for owner, part in enumerate(shards(len(x))):
+        total = sum(v[part] if rank == owner else rounded(v[part]) for rank, v in enumerate(x))
+        out[part] = rounded(total / np.float32(len(x)))
+    return out
+
+
+def ring(x: list[np.ndarray]) -> np.ndarray:
+    out = np.zeros(COUNT, np.float32)
+    for first, part in enumerate(shards(len(x))):
+        total = x[first][part]
+        for hop in range(1, len(x)):
+            total = rounded(total) + x[(first + hop) % len(x)][part]
+        out[part] = rounded(total / np.float32(len(x)))
+    return out
+
+
+def rank_zero(x: list[np.ndarray]) -> np.ndarray:
+    return rounded((x[0] + sum(rounded(v) for v in x[1:])) / np.float32(len(x)))
+
+
+def everyone(x: list[np.ndarray]) -> np.ndarray:
+    return sum(rounded(v) for v in x) / np.float32(len(x))
+
+
+def nodes_of_two(x: list[np.ndarray]) -> np.ndarray:
+    sums = [sum(x[i : i + 2]) for i in range(0, len(x), 2)]
+    share = np.float32(len(sums) / len(x))
+    return sharded([s * share for s in sums])
+
+
+PLAIN = {
+    "sharded": sharded,
+    "ring": ring,
+    "gather-scatter": rank_zero,
+    "allgather": everyone,
+    "hierarchical": nodes_of_two,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_lossy_values_are_what_the_formula_says(name: str, world: int) -> None:
+    x = data(world)
+    answers, _ = emulate(name)([Merge(t, COARSE) for t in x])
+    for out in answers:
+        # Sums in another order may fall on the other side of a rounding boundary: a quarter, rarely.
+        difference = np.abs(out.mean.numpy() - PLAIN[name]([t.numpy() for t in x]))
+        assert (difference > 1e-5).mean() < 0.02
+        assert torch.equal(out.mean, answers[0].mean)
+
+
+@pytest.mark.parametrize(
+    "name", ["sharded", "ring", "gather-scatter", "allgather", "hierarchical", "hierarchical(node=3, between=ring)"]
+)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_the_shares_add_up_to_the_result(name: str, world: int) -> None:
+    answers, _ = emulate(name)([Merge(t, COARSE) for t in data(world)])
+    torch.testing.assert_close(sum(out.own for out in answers) / world, answers[0].mean, rtol=1e-5, atol=1e-5)
+
+
+def test_a_servers_loss_stays_with_the_server() -> None:
+    x = [*data(3), torch.zeros(COUNT), torch.zeros(COUNT)]
+    answers, _ = emulate("server(servers=2)")([Merge(t, COARSE) for t in x])
+    torch.testing.assert_close(sum(out.own for out in answers) / 3, answers[0].mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(answers[0].mean, sum(x) / 3, rtol=0, atol=0.3)
+
+
+@pytest.mark.parametrize("name", exchange.available())
+def test_sums_of_whole_numbers_are_exact(name: str) -> None:
+    workers = exchange.build(name).workers(4)
+    requests = [Sum(torch.full((5,), 3 if r < workers else 0, dtype=torch.int32)) for r in range(4)]
+    answers, _ = emulate(name)(requests)
+    assert all(torch.equal(a, torch.full((5,), 3 * workers, dtype=torch.int32)) for a in answers)
+
+
+def test_every_illegal_pair_is_refused_with_the_legal_names() -> None:
+    refused = 0
+    for spec in ["none", "bf16", "int8", "topk(0.1) | int8", "dgc", "powersgd", "powersgd | int8", "randomk | bf16"]:
+        legal = exchange.legal(spec)
+        for name in exchange.available():
+            if name in legal:
+                assert str(exchange.check(spec, name)) == name
+                continue
+            refused += 1
+            with pytest.raises(UsageError) as error:
+                exchange.check(spec, name)
+            text = str(error.value)
+            assert f"codec '{codecs.build(spec)}'" in text
+            assert f"exchange '{name}'" in text
+            assert text.endswith("use " + ", ".join(legal))
+    assert refused == 3 + 5
+    assert exchange.legal("dgc") == ["allgather", "gather-scatter"]
+    assert "allreduce" in exchange.legal("powersgd | bf16")
+
+
+def test_requests_that_slip_past_the_check_are_refused_too() -> None:
+    with pytest.raises(UsageError, match="use allgather"):
+        emulate("allreduce")([Merge(torch.ones(3), COARSE)])
+    with pytest.raises(UsageError, match="use allgather, gather-scatter"):
+        emulate("ring")([Gather((torch.ones(3),))])
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("rings", "did you mean 'ring'"),
+        ("ring(3)", "ring takes no options"),
+        ("server(workers=3)", "server takes servers"),
+        ("ring | ring", "is a chain"),
+    ],
+)
+def test_bad_specs(spec: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        exchange.build(spec)
+    assert words in str(error.value)
+
+
+def test_servers_must_leave_a_worker() -> None:
+    with pytest.raises(UsageError, match="use 1 to 1 servers"):
+        exchange.build("server(servers=2)").workers(2)
+
+
+def test_bytes_follow_the_textbook() -> None:
+    dense = codecs.build("none")
+    size, world = 4 * 1200, 4
+    expected = {"allreduce": 2 * 3 * size / 4, "ring": 2 * 3 * size / 4, "sharded": 2 * 3 * size / 4,
+                "allgather": 3 * size, "gather-scatter": 3 * size, "server": 3 * size}  # fmt: skip
+    for name, sent in expected.items():
+        assert dense.wire_bytes((1200,), world_size=world, exchange=exchange.build(name)) == sent, name
