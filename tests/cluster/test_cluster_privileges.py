@@ -1,5 +1,6 @@
 """An ordinary user gets nodes through a user namespace, and keeps owning the files that are written."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.namespaces
 _NOBODY = 65534
 
 _CLUSTER = """
+import json
 import os
 from pathlib import Path
 from syncline.cluster import Cluster, ensure_privileges
@@ -141,3 +143,16 @@ def test_where_the_kernel_allows_nothing_the_process_is_not_touched(monkeypatch:
         ensure_privileges()
     assert asked == [True]
     assert Path("/proc/self/ns/user").readlink() == before
+
+
+def test_an_ordinary_user_compares_on_emulated_nodes_and_owns_the_run(home: Path) -> None:
+    arguments = ["compare", "--strategies", "all-reduce", "--model", "mlp(hidden=16)", "--nodes", "2", "--bandwidth"]
+    arguments += ["1Gbit", "--batch", "8", "--steps", "3", "--set", "train.test_samples=0", "--out", "run"]
+    program = "from syncline.cli.main import main\nif __name__ == '__main__':\n    main()\n"
+    result = as_ordinary_user(program, *arguments, home=home)
+    assert result.returncode == 0, result.stderr
+    content = json.loads((home / "run" / "results.json").read_text())
+    assert content["network"]["emulated"]
+    assert content["runs"][0]["status"] == "ok"
+    assert content["runs"][0]["wire"]["measured"]
+    assert (home / "run" / "report.html").stat().st_uid == (_NOBODY if os.geteuid() == 0 else os.geteuid())

@@ -51,8 +51,8 @@ def test_options_by_place_and_by_name() -> None:
 
 
 def test_available_and_describe() -> None:
-    assert {"none", "fp16", "bf16", "int8", "int4", "onebit", "efsignsgd", "tbq", "terngrad", "qsgd", "natural", "topk",
-            "randomk", "threshold", "dgc", "graddrop", "powersgd", "acpsgd", "warmup"} <= set(codecs.available())  # fmt: skip
+    names = "none fp16 bf16 int8 int4 onebit efsignsgd tbq terngrad qsgd natural topk randomk threshold dgc graddrop"
+    assert {*names.split(), "powersgd", "acpsgd", "warmup"} <= set(codecs.available())
     facts = build("powersgd(rank=2) | int8").describe()
     assert facts["requests"] == ["merge", "merge"]
     assert facts["feedback"] is True
@@ -104,6 +104,27 @@ def test_a_codec_that_breaks_the_protocol_is_named() -> None:
         lockstep("topk", [[torch.ones(3, dtype=torch.int64)]])
     with pytest.raises(ValueError, match="world_size"):
         lockstep("topk", lambda step, rank: [torch.ones(3)])
+
+
+def test_a_packages_codec_comes_in_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs.CODECS, "_items", dict(codecs.CODECS._items))
+    monkeypatch.setattr(codecs.CODECS, "_searched", False)
+
+    class Point:
+        name = "halves"
+
+        def load(self) -> object:
+            @codecs.codec("halves")
+            def halves(grad: torch.Tensor, state: codecs.State) -> codecs.Steps:
+                """Half of the mean."""
+                mean = yield codecs.Mean(grad / 2)
+                return codecs.Out(mean, grad)
+
+            return halves
+
+    monkeypatch.setattr("syncline.registry.entry_points", lambda group: [Point()] if group == "syncline.codec" else [])
+    assert "halves" in codecs.available()
+    assert torch.equal(lockstep("halves", [[torch.ones(3)]]).outputs[0][0], torch.full((3,), 0.5))
 
 
 def test_codecs_import_no_distributed_code() -> None:

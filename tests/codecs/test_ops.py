@@ -39,9 +39,8 @@ def numpy_blocks(x, bits, block):
     top = (1 << (bits - 1)) - 1
     padded = np.pad(x, (0, -len(x) % block)).reshape(-1, block)
     size = np.abs(padded).max(axis=1, initial=0)
-    steps = np.zeros_like(padded)
-    np.divide(np.float32(top), size, out=size_factor := np.zeros_like(size), where=size > 0)
-    np.rint(padded * size_factor[:, None], out=steps)
+    factor = np.divide(np.float32(top), size, out=np.zeros_like(size), where=size > 0)
+    steps = np.rint(padded * factor[:, None])
     return steps.reshape(-1)[: len(x)].astype(int), size / np.float32(top)
 
 

@@ -42,24 +42,28 @@ class Step(NamedTuple):
 
 
 def step(codec: codecs.Codec, grad: Tensor, state: Any, number: int, clock: Clock) -> Step:
-    """Run it with the rank's own payload as the answer. A `Merge` is encoded and decoded by its coder, which is timed
-    alone; of other requests, what comes before the first counts as encoding and what follows as decoding."""
+    """Run it with the rank's own payload as the answer.
+
+    Where a coder writes the gradient, the coder is timed alone; in other codecs what comes before the first payload
+    is ready counts as encoding, and what follows as decoding.
+    """
     began = clock.mark()
     ready: Any = None
     coding: list[tuple[Any, Any, Any]] = []
     run = codec.run(step=number)
     now = run.start(grad, state)
     while not isinstance(now, codecs.Result):
-        ready = ready or clock.mark()
         if isinstance(now, codecs.Gather):
+            ready = ready or clock.mark()
             now = run.resume([now.payload])
             continue
         merge = lower(now)
         first = clock.mark()
         payload = merge.coder.encode(merge.tensor, seed=merge.seed)
         middle = clock.mark()
+        ready = ready or middle
         mean = merge.coder.decode(payload, merge.tensor.numel(), seed=merge.seed)
-        if isinstance(now, codecs.Merge):
+        if not merge.coder.adds:
             coding.append((first, middle, clock.mark()))
         now = run.resume(answer(now, codecs.Out(mean, mean)))
     ended = clock.mark()

@@ -16,7 +16,6 @@ from syncline.cli.execute import print_json
 
 _TORCHRUN_PORT = 29500
 _LISTENING = "0A"
-_FASHION = Path("/usr/share/dataset-fashion-mnist")
 _SYMBOLS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "info": "[dim]info[/]"}
 
 
@@ -125,6 +124,8 @@ def _listening() -> set[tuple[int, bool]]:
 
 
 def _extras() -> list[Finding]:
+    from syncline.train.data.fashion_mnist import DEBIAN
+
     needed = {"rich": "tables", "jinja2": "report.html", "pyroute2": "emulated nodes"}
     findings = [
         Finding(name, "ok", what)
@@ -132,7 +133,7 @@ def _extras() -> list[Finding]:
         else Finding(name, "missing", what, f"pip install {name}")
         for name, what in needed.items()
     ]
-    data = Finding("Fashion-MNIST", "ok", str(_FASHION))
-    if not _FASHION.exists():
+    data = Finding("Fashion-MNIST", "ok", str(DEBIAN))
+    if not DEBIAN.exists():
         data = Finding("Fashion-MNIST", "missing", "not installed", "apt install dataset-fashion-mnist, or root=DIR")
     return [*findings, data]

@@ -31,7 +31,7 @@ def main() -> None:
     called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     for name, text in VERBS.items():
         function = _function(name) if name == called else _placeholder
-        extra = {"allow_extra_args": True, "ignore_unknown_options": True} if name == "cluster" else {}
+        extra = {"allow_extra_args": True, "allow_interspersed_args": False} if name == "cluster" else {}
         app.command(name, help=None if name == called else text, context_settings=extra)(function)
     app(prog_name="syncline")
 

@@ -56,10 +56,10 @@ class Codec:
         return self.text
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash((self.text, self.definition))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Codec) and self.text == other.text
+        return isinstance(other, Codec) and (self.text, self.definition) == (other.text, other.definition)
 
     def generate(self, grad: Tensor, state: State) -> Steps:
         """The author's generator on a gradient, without feedback and chain."""
@@ -73,7 +73,8 @@ class Codec:
 
     def with_options(self, **options: Any) -> "Codec":
         """The same codec with some options changed."""
-        return replace(self, options={**self.options, **options})
+        options = {**self.options, **options}
+        return replace(self, options=options, text=str(spec.Call(self.definition.name, (), options)))
 
     def describe(self) -> dict[str, Any]:
         """Plain facts for tables and reports: spec, options, feedback, kinds of request, first line of the docs."""
@@ -89,24 +90,33 @@ class Codec:
         }
 
     def rounds(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE, packed: bool = False
     ) -> tuple[Round, ...]:
-        """The communications of one step for a gradient of this shape, without running it on data."""
+        """The communications of one step for a parameter of this shape, without running it on data.
+
+        With `packed`, the shape is that of a `group.Batch`, where three dimensions are a batch of matrices.
+        """
+        if self.view == "matrix" and len(shape) > 1 and not packed:
+            shape = (1, shape[0], torch.Size(shape[1:]).numel())
         return _rounds(self, tuple(shape), dtype, step)
 
     def wire_bytes(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, world_size: int = 2, exchange: Any = None,
-        *, step: int | None = None,
+        *, step: int | None = None, packed: bool = False,
     ) -> float:  # fmt: skip
-        """Bytes that a rank sends for a gradient of this shape in one step.
+        """Bytes that a rank sends for a parameter of this shape (`packed`: of a batch's) in one step.
 
         Without an `exchange`, the bytes of its payloads, counted once; with a built exchange, what the busiest
         rank sends in it. Without a `step`, the average of two late steps (acpsgd alternates).
         """
+        if isinstance(exchange, str):
+            raise UsageError(f"exchange '{exchange}' must be built first: syncline.exchange.build('{exchange}')")
         if step is None:
-            both = [self.wire_bytes(shape, dtype, world_size, exchange, step=s) for s in (LATE, LATE + 1)]
+            both = [
+                self.wire_bytes(shape, dtype, world_size, exchange, step=s, packed=packed) for s in (LATE, LATE + 1)
+            ]
             return sum(both) / 2 if both[0] != both[1] else both[0]
-        rounds = self.rounds(shape, dtype, step=step)
+        rounds = self.rounds(shape, dtype, step=step, packed=packed)
         if exchange is None:
             return sum(r.nbytes for r in rounds)
         sent: list[list[int]] = [exchange.sent_bytes(r, world_size) for r in rounds]

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from syncline.codecs.coder import Coder
 from syncline.errors import UsageError
 from syncline.registry import Registry
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True)
 class Definition:
-    """A registered codec: its generator function and what it declares about itself."""
+    """A registered codec: its generator function and what it declares about itself. Calling it calls the function."""
 
     name: str
     function: Callable[..., Any]
@@ -25,6 +23,9 @@ class Definition:
     native: bool
     spread: bool
     wraps: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
 
 
 CODECS: Registry[Definition] = Registry("codec")
@@ -41,7 +42,7 @@ def codec(
     native: bool = False,
     spread: bool = False,
     wraps: bool = False,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(grad, state, *, options)` as codec `name`.
 
     It yields requests and returns an `Out`. What it declares:
@@ -59,8 +60,8 @@ def codec(
     if view not in ("flat", "matrix"):
         raise UsageError(f"codec '{name}': view is '{view}'; use 'flat' or 'matrix'")
 
-    def add(function: F) -> F:
-        CODECS.register(name)(Definition(name, function, feedback, view, carries, tail, takes, native, spread, wraps))
-        return function
+    def add(function: Callable[..., Any]) -> Definition:
+        made = Definition(name, function, feedback, view, carries, tail, takes, native, spread, wraps)
+        return CODECS.register(name)(made)
 
     return add

@@ -30,7 +30,10 @@ class Run:
         self._steps: Any = None
 
     def start(self, grad: Tensor, state: Tensors | None = None) -> Request | Result:
-        """Begin with a gradient and the tensors committed last; gives the first request, or the result."""
+        """Begin with a gradient, packed by a `Batch`, and the tensors committed last.
+
+        Gives the first request, or the result.
+        """
         self.state.tensors = state or {}
         self._steps = _program(self.codec, grad.detach(), self.state)
         return self._advance(None)
@@ -77,7 +80,7 @@ def _share(out: Out, state: State) -> Tensor:
 def _viewed(grad: Tensor, codec: "Codec") -> Tensor:
     if codec.view == "flat" or grad.dim() < 2:
         return grad.reshape(-1)
-    # A batch of matrices is three-dimensional already; a single tensor is made into a batch of one by `group`.
+    # Three dimensions are a batch of matrices, as `group.Batch` packs them.
     # Products of the same values in another memory layout would be rounded differently.
     return (grad if grad.dim() == 3 else grad.reshape(1, grad.shape[0], -1)).contiguous()
 

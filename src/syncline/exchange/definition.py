@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from syncline.registry import Registry
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,9 @@ class Definition:
     adds_only: bool
     workers: Callable[..., int] | None
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.merge(*args, **kwargs)
+
 
 EXCHANGES: Registry[Definition] = Registry("exchange")
 
@@ -29,7 +30,7 @@ def exchange(
     gather: Callable[..., Any] | None = None,
     adds_only: bool = False,
     workers: Callable[..., int] | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(merge, place, *, options)` as exchange `name`.
 
     It yields moves and returns an `Out`. `gather(buffer, place)` serves `Gather`, and returns all buffers in rank
@@ -37,8 +38,7 @@ def exchange(
     gradients, if not all do.
     """
 
-    def add(function: F) -> F:
-        EXCHANGES.register(name)(Definition(name, function, gather, adds_only, workers))
-        return function
+    def add(function: Callable[..., Any]) -> Definition:
+        return EXCHANGES.register(name)(Definition(name, function, gather, adds_only, workers))
 
     return add
