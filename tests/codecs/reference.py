@@ -64,12 +64,10 @@ def largest(x: Array, *, k: int) -> Array:
     return out
 
 
-def hard_threshold(x: Array, *, tau: float, slots: int) -> Array:
-    """Keep magnitudes of tau and more, the first `slots` of them."""
-    keep = np.flatnonzero(np.abs(x) >= tau)[:slots]
-    out = np.zeros_like(x)
-    out[keep] = x[keep]
-    return out
+def hard_threshold(x: Array, *, tau: float, fits: int) -> Array:
+    """Keep magnitudes of tau and more, the largest `fits` of them."""
+    limit = max(tau, np.sort(np.abs(x))[-fits])
+    return np.where(np.abs(x) >= limit, x, np.float32(0))
 
 
 def dgc(grads: list[list[Array]], *, k: int, momentum: float) -> tuple[Array, list[Array], list[Array]]:

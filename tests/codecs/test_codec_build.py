@@ -91,6 +91,13 @@ def test_warmup_ramps_sparsity_as_dgc_does() -> None:
     assert slots == pytest.approx([1024, 1024, 256, 64, 16, 0.002 * 4096], abs=1)
 
 
+@pytest.mark.parametrize("spec", ["graddrop(0.05)", "dgc(0.05)", "threshold(tau=0, capacity=0.05)", "topk(0.05)"])
+def test_zeros_do_not_crowd_out_the_rest(spec: str) -> None:
+    grad = torch.zeros(1000)
+    grad[990:] = torch.arange(1.0, 11.0)
+    assert torch.equal(lockstep(spec, [[grad]]).outputs[0][0], grad)
+
+
 def test_a_chains_error_goes_into_the_feedback() -> None:
     grad = [torch.randn(400)]
     plain, chained = lockstep("topk(0.1)", [grad]), lockstep("topk(0.1) | int4", [grad])

@@ -29,6 +29,8 @@ def torch_hook(rank: int, world: int) -> list[tuple[np.ndarray, np.ndarray, np.n
     """Gradient, warm-start factor and residual after each compressed step."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
+    # Where there is a CUDA device the hook synchronises with it, and fails if the gradient is not on it.
+    torch.cuda.is_available = lambda: False
     model = nn.parallel.DistributedDataParallel(Given())
     state = hooks.PowerSGDState(
         process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=PLAIN, min_compression_rate=1

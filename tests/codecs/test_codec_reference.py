@@ -33,7 +33,7 @@ DETERMINISTIC = {
     "efsignsgd": reference.efsign,
     "tbq(tau=0.5)": partial(reference.tbq, tau=0.5),
     "topk(0.05)": partial(reference.largest, k=math.ceil(0.05 * COUNT)),
-    "threshold(tau=1.5, capacity=0.1)": partial(reference.hard_threshold, tau=1.5, slots=math.ceil(0.1 * COUNT)),
+    "threshold(tau=1.5, capacity=0.1)": partial(reference.hard_threshold, tau=1.5, fits=round(0.1 * COUNT)),
     "graddrop(0.05)": partial(reference.largest, k=round(0.05 * COUNT)),
 }
 

@@ -165,7 +165,7 @@ def test_topk_is_exact_even_when_the_sample_misleads(monkeypatch):
     monkeypatch.setattr(gpu_select, "PROGRAMS", 3)
     x = values(9001)
     for wrong in (0, 0x7F000000):
-        monkeypatch.setattr(gpu_select, "_first_limits", lambda x, k, w=wrong: torch.full((15,), w, dtype=torch.int32))
+        monkeypatch.setattr(gpu_select, "_first_limits", lambda x, k, w=wrong: torch.full((16,), w, dtype=torch.int32))
         found, _ = gpu_select.topk(x, 500)
         same(found.abs().sort().values, x.abs().sort().values[-500:])
 

@@ -48,6 +48,21 @@ def test_launches_finish_in_any_order() -> None:
             assert abs(got - float(want)) < 1e-3, (name, number)
 
 
+def several_links(rank: int, world: int) -> list[float]:
+    links = [exchange.connect(name) for name in ("ring", "sharded", "gather-scatter")]
+    handles = [link.launch(request(number, rank, "ring")) for number in range(4) for link in links]
+    order = list(range(len(handles)))
+    random.Random(rank).shuffle(order)
+    with ThreadPoolExecutor(len(handles)) as pool:
+        waits = {i: pool.submit(handles[i].wait) for i in order}
+        return [float(waits[i].result().mean.sum()) for i in range(len(handles))]
+
+
+def test_links_on_one_group_do_not_mix_up_messages() -> None:
+    ranks = run_ranks(several_links, 2)
+    assert ranks[0] == ranks[1]
+
+
 def in_a_subgroup(rank: int, world: int) -> tuple[list[float], int]:
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     link = exchange.connect("ring", groups[rank % 2])

@@ -1,9 +1,15 @@
 """What exchanges do to the values, without ranks: against plain formulas, and the law that nothing gets lost."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
+from codec_table import SPECS, momentum_of
 
 from syncline import codecs, exchange
 from syncline.codecs import Gather, Merge, Sum, coder
@@ -96,6 +102,25 @@ def test_lossy_values_are_what_the_formula_says(name: str, world: int) -> None:
 def test_the_shares_add_up_to_the_result(name: str, world: int) -> None:
     answers, _ = emulate(name)([Merge(t, COARSE) for t in data(world)])
     torch.testing.assert_close(sum(out.own for out in answers) / world, answers[0].mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if codecs.build(s).feedback])
+def test_mean_gradient_plus_residuals_is_kept_over_every_exchange(spec: str) -> None:
+    world = 3
+    for name in exchange.legal(spec):
+        states: list[dict[str, Tensor]] | None = None
+        for step in range(3):
+            before = states or [{} for _ in range(world + 1)]
+            grads = [[torch.randn(33, 20, generator=torch.Generator().manual_seed(7 * step + r))] for r in range(world)]
+            result = exchange.lockstep(spec, grads, exchange=name, states=states, first_step=step)
+            states = result.states
+            extra = sum(momentum_of(spec, s, "p0") for s in before)
+            old, new = (sum(s.get("p0.error", torch.zeros(33, 20)) for s in group) for group in (before, states))
+            left = (sum(g[0] for g in grads) + extra + old) / world
+            # An all-reduce sums halves in half precision: that rounding is nobody's.
+            rough = name == "allreduce" and "16" in spec
+            close = {"rtol": 2e-2, "atol": 2e-2} if rough else {"rtol": 1e-5, "atol": 1e-5}
+            torch.testing.assert_close(left, result.outputs[0][0] + new / world, msg=f"{spec} over {name}", **close)
 
 
 def test_a_servers_loss_stays_with_the_server() -> None:

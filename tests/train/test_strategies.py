@@ -12,6 +12,7 @@ from syncline.trace import Recorder
 from syncline.train.loop import Loop
 from syncline.train.sampler import Sampler
 from syncline.train.strategies import STRATEGIES, Context, load
+from syncline.train.strategies.gather_scatter import ring_order_sum
 from syncline.train.workload import build, load_optimizer
 
 # strategy: (workers, relative tolerance of the mean)
@@ -106,6 +107,21 @@ def test_gradients_are_the_mean_and_equal_on_all_ranks(spec):
         assert max(errors.values()) <= max(tolerance, 1e-6), errors
         assert gradients == results[0][1], "ranks disagree"
         assert lanes == ({"backward"} if spec == "single" else {"backward", "exchange"})
+
+
+def _both_sums(rank, world_size):
+    equal = []
+    for size in (0, 1, 5, 100, 4099, 300_001, 2_359_297):
+        parts = [torch.randn(size, generator=torch.Generator().manual_seed(r)) for r in range(world_size)]
+        reduced = parts[rank].clone()
+        torch.distributed.all_reduce(reduced)
+        equal.append(torch.equal(ring_order_sum(parts), reduced))
+    return equal
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_gather_scatter_adds_in_the_order_of_gloos_all_reduce_bit_for_bit(world_size):
+    assert all(all(equal) for equal in run_ranks(_both_sums, world_size))
 
 
 def _train(rank, world_size, spec, workers, folder):

@@ -23,6 +23,8 @@ from syncline.codecs.program import answer, lower
 # 64 kB to 400 MB of float32, as matrices, so that low-rank codecs have factors.
 SHAPES = ((128, 128), (512, 512), (2048, 2048), (10_000, 10_000))
 ERROR_SHAPE = (128, 128)
+# Values, for the operators: the plain reference is slow on a CPU.
+DEFAULT_COUNTS = {"cuda": "4194304,100000000", "cpu": "262144,16777216"}
 # What a codec needs to be built without choices of the user's.
 NEEDS = {"warmup": "warmup(topk(0.01), steps=1)"}
 
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m syncline.bench.codecs", description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file; a page with the plot is written beside it")
-    parser.add_argument("--counts", default="4194304,100000000", help="values, for the operators")
+    parser.add_argument("--counts", help="values, for the operators; 4194304,100000000 on CUDA")
     parser.add_argument("--codecs", help="comma list of specs; all by default, '' for none")
     parser.add_argument("--budget", type=float, default=0.2, help="seconds a measurement")
     parser.add_argument("--threads", type=int, help="CPU threads")
@@ -229,16 +231,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    counts = [int(c) for c in (options.counts or DEFAULT_COUNTS[device.type]).split(",")]
     result: dict[str, Any] = {"environment": environment(device)}
     wrong = [] if options.no_checks else checks.run(device)
     result["wrong"] = wrong
     print("\n".join(wrong) or f"checks: {'skipped' if options.no_checks else 'all operators agree with the reference'}")
     result["operators"] = []
-    for count in map(int, options.counts.split(",")):
+    for count in counts:
         result["operators"] += operators.speed(device, count, budget_s=options.budget)
     if device.type == "cuda":
-        largest = max(map(int, options.counts.split(",")))
-        result["variants"] = operators.variants(device, largest, budget_s=options.budget / 2)
+        result["variants"] = operators.variants(device, max(counts), budget_s=options.budget / 2)
         result["many_small"] = operators.many_small(device)
     if options.codecs != "":
         from syncline.spec import split

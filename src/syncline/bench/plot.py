@@ -54,17 +54,27 @@ def chart(rows: Sequence[dict[str, Any]], key: str, title: str) -> str:
     for x in sorted({p[0] for p in points}):
         place, _ = at(x, low_y)
         parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{_size(10**x)}</text>')
-    taken = -math.inf
-    for i, (name, line) in enumerate(sorted(lines.items(), key=lambda item: -max(item[1])[1])):
+    ordered = sorted(lines.items(), key=lambda item: -max(item[1])[1])
+    heights = _apart([at(*max(line))[1] for _, line in ordered])
+    for i, ((name, line), height) in enumerate(zip(ordered, heights, strict=True)):
         colour = f"hsl({i * 360 // len(lines)} 60% 45%)"
-        path = " ".join(
-            f"{'M' if j == 0 else 'L'}{x:.1f} {y:.1f}" for j, (x, y) in enumerate(at(*p) for p in sorted(line))
-        )
-        x, y = at(*max(line))
-        taken = max(taken + 13, y)
-        parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 8:.1f}" y="{taken + 4:.1f}" style="fill:{colour}">{html.escape(name)}</text>')
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (at(*point) for point in sorted(line)))
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        x = at(*max(line))[0] + 8
+        parts.append(f'<text x="{x:.1f}" y="{height + 4:.1f}" style="fill:{colour}">{html.escape(name)}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _apart(heights: Sequence[float], gap: float = 13) -> list[float]:
+    """Rising heights moved as little as it takes to stand a line apart and above the bottom."""
+    out: list[float] = []
+    for height in heights:
+        out.append(max(height, out[-1] + gap) if out else height)
+    floor = HEIGHT - 6.0
+    for i in range(len(out) - 1, -1, -1):
+        out[i] = min(out[i], floor)
+        floor = out[i] - gap
+    return out
 
 
 def _size(count: float) -> str:

@@ -18,6 +18,7 @@ VERBS = {
     "compare": "Train the same model under several strategies and report what each costs and why.",
     "cluster": "Run a command on emulated nodes of this machine.",
     "report": "Show a finished run again: its tables, or its page.",
+    "bench": "Measure codecs: their speed, and what they do to training.",
     "doctor": "Say what this machine can do, and what is missing.",
 }
 

@@ -5,9 +5,11 @@ open launches may advance in any order, each on its own thread. On NCCL nothing 
 of the course on the current stream, and launches must be driven in the same order on every rank.
 """
 
+import itertools
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +26,12 @@ _ROUNDS = 1 << 12
 _LAUNCHES = 1 << 16
 
 
+# Launches are counted by group, so that messages of several links on one group are told apart.
+_numbers: "weakref.WeakKeyDictionary[Any, Iterator[int]]" = weakref.WeakKeyDictionary()
+
+
 class Link:
-    """One rank's end of an exchange. Launches must come in the same order on every rank."""
+    """One rank's end of an exchange. A group's launches, over all its links, come in the same order on every rank."""
 
     def __init__(self, exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> None:
         self.exchange = build(exchange)
@@ -36,8 +42,8 @@ class Link:
             # NCCL wants all ranks in a group's first communication; a move may be between two of them.
             dist.all_reduce(torch.zeros(1, device="cuda"), group=process_group)
         self.sent_bytes = 0
-        self._launches = 0
         self._lock = threading.Lock()
+        self._numbers = _numbers.setdefault(process_group or dist.group.WORLD, itertools.count())
 
     @property
     def contributes(self) -> bool:
@@ -46,10 +52,7 @@ class Link:
 
     def launch(self, request: Request) -> "Handle":
         """Start carrying a request; its first communication is issued before this returns."""
-        with self._lock:
-            number = self._launches
-            self._launches += 1
-        return Handle(self, request, number % _LAUNCHES * _ROUNDS)
+        return Handle(self, request, next(self._numbers) % _LAUNCHES * _ROUNDS)
 
     def ask(self, request: Request) -> Any:
         """Carry a request and wait for its answer."""

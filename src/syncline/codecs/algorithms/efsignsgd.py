@@ -9,16 +9,16 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor) -> Payload:
+def _encode(x: Tensor) -> Payload:
     return ops.sign_encode_l1(x)
 
 
-def decode(payload: Payload, count: int) -> Tensor:
+def _decode(payload: Payload, count: int) -> Tensor:
     packed, scale = payload
     return ops.sign_decode(packed, scale, -scale, count)
 
 
-CODER = coder(encode, decode)
+CODER = coder(_encode, _decode)
 
 
 @codec("efsignsgd", feedback=True, carries="scales")

@@ -12,16 +12,20 @@ from syncline.codecs.state import State
 
 SLACK = 1.25
 """Slots for each value expected: a sample's threshold is off by some percent, and what does not fit waits."""
+SMALLEST = 2.0**-126
 
 
 def encode(x: Tensor, *, ratio: float, seed: int) -> Payload:
+    """Values above a sampled threshold and their places, in a list of fixed length; dgc sends the same."""
     slots = min(x.numel(), math.ceil(SLACK * ratio * x.numel()))
-    tau = ops.sampled_threshold(x, ratio=ratio, seed=seed)
+    # A gradient that is mostly zero has threshold zero: its zeros must not fill the slots.
+    tau = ops.sampled_threshold(x, ratio=ratio, seed=seed).clamp(min=SMALLEST)
     values, indices, _ = ops.compact(x, threshold=tau, capacity=slots)
     return values, indices
 
 
 def decode(payload: Payload, count: int, *, ratio: float) -> Tensor:
+    """The sparse values in a dense tensor."""
     values, indices = payload
     return ops.densify(values, indices, count)
 

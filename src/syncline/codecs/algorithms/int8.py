@@ -10,18 +10,18 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, block: int) -> Payload:
+def _encode(x: Tensor, *, block: int) -> Payload:
     return ops.quantize_blocks(x, bits=8, block=block)
 
 
-def decode(payload: Payload, count: int, *, block: int) -> Tensor:
+def _decode(payload: Payload, count: int, *, block: int) -> Tensor:
     packed, scales = payload
     return ops.dequantize_blocks(packed, scales, bits=8, block=block, count=count)
 
 
 def coder(*, block: int = 256) -> Coder:
     """The coder that writes 8-bit steps and a float32 scale for every `block` values."""
-    return make(encode, decode, block=block)
+    return make(_encode, _decode, block=block)
 
 
 @codec("int8", feedback=True, carries="scales", tail=coder, takes=("gradient", "values", "factors"))

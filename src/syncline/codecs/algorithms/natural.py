@@ -9,16 +9,16 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, seed: int) -> Payload:
+def _encode(x: Tensor, *, seed: int) -> Payload:
     return (ops.natural_encode(x, seed=seed),)
 
 
-def decode(payload: Payload, count: int) -> Tensor:
+def _decode(payload: Payload, count: int) -> Tensor:
     (codes,) = payload
     return ops.natural_decode(codes, count)
 
 
-CODER = coder(encode, decode)
+CODER = coder(_encode, _decode)
 
 
 @codec("natural")

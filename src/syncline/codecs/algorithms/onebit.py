@@ -9,16 +9,16 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor) -> Payload:
+def _encode(x: Tensor) -> Payload:
     return ops.sign_encode(x)
 
 
-def decode(payload: Payload, count: int) -> Tensor:
+def _decode(payload: Payload, count: int) -> Tensor:
     packed, positive, negative = payload
     return ops.sign_decode(packed, positive, negative, count)
 
 
-CODER = coder(encode, decode)
+CODER = coder(_encode, _decode)
 
 
 @codec("onebit", feedback=True, carries="scales")

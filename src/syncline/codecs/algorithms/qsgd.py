@@ -9,11 +9,11 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, bits: int, block: int, seed: int) -> Payload:
+def _encode(x: Tensor, *, bits: int, block: int, seed: int) -> Payload:
     return ops.qsgd_encode(x, bits=bits, block=block, seed=seed)
 
 
-def decode(payload: Payload, count: int, *, bits: int, block: int) -> Tensor:
+def _decode(payload: Payload, count: int, *, bits: int, block: int) -> Tensor:
     packed, scales = payload
     return ops.qsgd_decode(packed, scales, bits=bits, block=block, count=count)
 
@@ -27,5 +27,5 @@ def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Step
     Use it: when the theory of unbiased quantisers is wanted; int8 and int4 with feedback err less.
     Costs: `bits` bits a value and 4 bytes a block; no state; a random number a value.
     """
-    out: Out = yield Merge(grad, coder(encode, decode, bits=bits, block=block), state.rank_seed)
+    out: Out = yield Merge(grad, coder(_encode, _decode, bits=bits, block=block), state.rank_seed)
     return out

@@ -24,7 +24,7 @@ def randomk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
     count = grad.numel()
     k = math.ceil(ratio * count)
-    # Float64 holds every position exactly; a stretch is never empty because k <= count.
+    # A stretch is never empty because k <= count; float64, because float32 cannot tell long positions apart.
     edge = torch.arange(k + 1, device=grad.device, dtype=torch.int64) * count // max(k, 1)
     noise = ops.uniform(k, seed=state.shared_seed, device=grad.device).double()
     places = edge[:-1] + (noise * (edge[1:] - edge[:-1])).long()

@@ -9,11 +9,11 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, tau: float) -> Payload:
+def _encode(x: Tensor, *, tau: float) -> Payload:
     return (ops.ternary_encode(x, threshold=tau),)
 
 
-def decode(payload: Payload, count: int, *, tau: float) -> Tensor:
+def _decode(payload: Payload, count: int, *, tau: float) -> Tensor:
     (packed,) = payload
     return ops.ternary_decode(packed, tau, count)
 
@@ -29,5 +29,5 @@ def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
     """
     if not tau > 0:
         raise ValueError(f"tau is {tau}: use a number above 0")
-    out: Out = yield Merge(grad, coder(encode, decode, tau=float(tau)))
+    out: Out = yield Merge(grad, coder(_encode, _decode, tau=float(tau)))
     return out

@@ -9,7 +9,7 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, clip: float, seed: int) -> Payload:
+def _encode(x: Tensor, *, clip: float, seed: int) -> Payload:
     if clip and x.numel():
         limit = clip * x.std(unbiased=False)
         x = x.clamp(-limit, limit)
@@ -17,7 +17,7 @@ def encode(x: Tensor, *, clip: float, seed: int) -> Payload:
     return ops.terngrad_encode(x, scale=scale, seed=seed), scale
 
 
-def decode(payload: Payload, count: int, *, clip: float) -> Tensor:
+def _decode(payload: Payload, count: int, *, clip: float) -> Tensor:
     packed, scale = payload
     return ops.ternary_decode(packed, scale, count)
 
@@ -33,5 +33,5 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Steps:
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")
-    out: Out = yield Merge(grad, coder(encode, decode, clip=float(clip)), state.rank_seed)
+    out: Out = yield Merge(grad, coder(_encode, _decode, clip=float(clip)), state.rank_seed)
     return out

@@ -5,33 +5,37 @@ import math
 from torch import Tensor
 
 from syncline.codecs import ops
+from syncline.codecs.algorithms.graddrop import SMALLEST
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
 from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, tau: float, capacity: float) -> Payload:
-    values, indices, _ = ops.compact(x, threshold=tau, capacity=math.ceil(capacity * x.numel()))
+def _encode(x: Tensor, *, tau: float, capacity: float, seed: int) -> Payload:
+    # If more reach tau than fit, the largest go: filling up by position would starve the last ones for ever.
+    fits = ops.sampled_threshold(x, ratio=capacity, seed=seed)
+    slots = math.ceil(capacity * x.numel())
+    values, indices, _ = ops.compact(x, threshold=fits.clamp(min=max(tau, SMALLEST)), capacity=slots)
     return values, indices
 
 
-def decode(payload: Payload, count: int, *, tau: float, capacity: float) -> Tensor:
+def _decode(payload: Payload, count: int, *, tau: float, capacity: float) -> Tensor:
     values, indices = payload
     return ops.densify(values, indices, count)
 
 
 @codec("threshold", feedback=True, carries="values", spread=True)
 def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float = 0.05) -> Steps:
-    """Send the values of magnitude `tau` and more, at most `capacity` of all; what does not fit waits.
+    """Send the values of magnitude `tau` and more, the largest `capacity` of all at most; the rest waits.
 
     Paper: A. Dutta et al., On the Discrepancy between Theoretical Analysis and Practical Implementations of
     Compressed Communication, AAAI 2020 (hard threshold).
-    Formula: out = mean of (g where |g| >= tau, else 0), in order of position up to ceil(capacity * n) values.
-    Use it: when the size of the gradients is known; one pass, no selection. Messages have a fixed size.
-    Costs: 8 bytes for each of capacity * n slots, used or not; one residual tensor; one pass.
+    Formula: out = mean of (g where |g| >= t, else 0), t = max(tau, the (1 - capacity) quantile of |sample of g|).
+    Use it: when the size of the gradients is known. Messages have a fixed size: keep the capacity tight.
+    Costs: 8 bytes for each of capacity * n slots, used or not; one residual tensor; one pass and a small sort.
     """
     if not tau >= 0 or not 0 < capacity <= 1:
         raise ValueError(f"tau is {tau}, capacity {capacity}: use tau >= 0 and a capacity above 0 and up to 1")
-    out: Out = yield Merge(grad, coder(encode, decode, tau=float(tau), capacity=float(capacity)))
+    out: Out = yield Merge(grad, coder(_encode, _decode, tau=float(tau), capacity=float(capacity)), state.rank_seed)
     return out

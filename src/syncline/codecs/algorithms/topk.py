@@ -11,11 +11,11 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-def encode(x: Tensor, *, ratio: float) -> Payload:
+def _encode(x: Tensor, *, ratio: float) -> Payload:
     return ops.topk(x, math.ceil(ratio * x.numel()))
 
 
-def decode(payload: Payload, count: int, *, ratio: float) -> Tensor:
+def _decode(payload: Payload, count: int, *, ratio: float) -> Tensor:
     values, indices = payload
     return ops.densify(values, indices, count)
 
@@ -31,5 +31,5 @@ def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
-    out: Out = yield Merge(grad, coder(encode, decode, ratio=float(ratio)))
+    out: Out = yield Merge(grad, coder(_encode, _decode, ratio=float(ratio)))
     return out

@@ -47,12 +47,14 @@ def _quantize(
     size = tl.max(tl.abs(x), axis=1)
     # The maximum of numbers and a nan is not a nan here, so those are looked for apart.
     broken = tl.max((~(tl.abs(x) < float("inf"))).to(tl.int32), axis=1) > 0
-    usable = (size > _TINY) & ~broken
+    x = tl.where(broken[:, None], 0.0, x)
+    size = tl.where(broken, 0.0, size)
+    usable = size > _TINY
     if L2:
         unit = x * tl.where(usable, tl.div_rn(1.0, tl.where(usable, size, 1.0)), 0.0)[:, None]
         size = tl.minimum(size * tl.sqrt_rn(tl.sum(unit * unit, axis=1)), _HUGE)
     factor = tl.where(usable, tl.div_rn(TOP * 1.0, tl.where(usable, size, 1.0)), 0.0)
-    steps = tl.where(broken[:, None], 0.0, x) * factor[:, None]
+    steps = x * factor[:, None]
     if CHANCE:
         steps = tl.floor(steps + random_unit(start, local, k0, k1))
         steps = tl.minimum(tl.maximum(steps, -TOP * 1.0), TOP * 1.0)

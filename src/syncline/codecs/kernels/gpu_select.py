@@ -2,9 +2,9 @@
 
 Magnitudes are compared as the integers of their bits, which order as the floats do, with nan above inf. Two
 passes: every program counts what it will write, a running sum gives it its place, and it writes. The k-th key is
-found first, without the host: count against 15 thresholds, keep the interval that holds it, repeat. A sample
-places the first thresholds so close that what remains fits a small buffer; if the sample misled, the same rounds
-run over the whole tensor instead, slower and as exact.
+found first, without the host: count against thresholds, keep the interval that holds it, repeat. A sample places
+the first three so close that what remains fits a small buffer, where 15 at a time find it; if the sample misled,
+those rounds run over the whole tensor instead, slower and as exact.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
@@ -37,45 +37,90 @@ def _keys(x_ptr, start, local, n, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "programs"])
-def _count(x_ptr, rule_ptr, counts_ptr, n, programs, TILE: tl.constexpr):
+def _count(x_ptr, rule_ptr, counts_ptr, n, programs, TIES: tl.constexpr, TILE: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     limit = tl.load(rule_ptr).to(tl.int32)
     key = _keys(x_ptr, pid * TILE, tl.arange(0, TILE), n, TILE)
     tl.store(counts_ptr + pid, tl.sum((key > limit).to(tl.int32), axis=0))
-    tl.store(counts_ptr + programs + pid, tl.sum(((key == limit) & (key >= 0)).to(tl.int32), axis=0))
+    if TIES:
+        tl.store(counts_ptr + programs + pid, tl.sum((key == limit).to(tl.int32), axis=0))
 
 
 @triton.jit(do_not_specialize=["n", "programs", "capacity"])
-def _write(x_ptr, rule_ptr, ends_ptr, values_ptr, indices_ptr, n, programs, capacity, TILE: tl.constexpr):
+def _write(
+    x_ptr,
+    rule_ptr,
+    counts_ptr,
+    ends_ptr,
+    values_ptr,
+    indices_ptr,
+    n,
+    programs,
+    capacity,
+    TIES: tl.constexpr,
+    TILE: tl.constexpr,
+):
     pid = tl.program_id(0).to(tl.int64)
     start = pid * TILE
     local = tl.arange(0, TILE)
     limit = tl.load(rule_ptr).to(tl.int32)
-    ties = tl.load(rule_ptr + 1).to(tl.int32)
     key = _keys(x_ptr, start, local, n, TILE)
-    above = key > limit
-    equal = (key == limit) & (key >= 0)
+    keep = key > limit
     # Ends are inclusive running sums: what lies before this tile is its end less its own count.
-    above_before = tl.load(ends_ptr + pid).to(tl.int32) - tl.sum(above.to(tl.int32), axis=0)
-    equal_before = tl.load(ends_ptr + programs + pid).to(tl.int32) - tl.sum(equal.to(tl.int32), axis=0)
-    above_rank = above_before + tl.cumsum(above.to(tl.int32), axis=0)
-    equal_rank = equal_before + tl.cumsum(equal.to(tl.int32), axis=0)
-    place = above_rank + tl.minimum(equal_rank, ties) - 1
-    keep = (above | (equal & (equal_rank <= ties))) & (place < capacity)
+    before = tl.load(ends_ptr + pid) - tl.load(counts_ptr + pid)
+    place = before + tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    if TIES:
+        ties = tl.load(rule_ptr + 1).to(tl.int32)
+        here = tl.load(counts_ptr + programs + pid)
+        equal_before = tl.load(ends_ptr + programs + pid) - here
+        if here > 0:
+            equal = key == limit
+            rank = equal_before + tl.cumsum(equal.to(tl.int32), axis=0)
+            place += tl.minimum(rank, ties)
+            keep = keep | (equal & (rank <= ties))
+        else:
+            place += tl.minimum(equal_before, ties)
+    keep = keep & (place < capacity)
     x = tl.load(x_ptr + start + local, mask=keep)
     tl.store(values_ptr + place, x, mask=keep)
     tl.store(indices_ptr + place, (start + local).to(tl.int32), mask=keep)
 
 
+@triton.jit(do_not_specialize=["n"])
+def _bracket(x_ptr, limits_ptr, bins_ptr, n, TILE: tl.constexpr):
+    """The first round: limits 0, 1 and 2 alone, the others repeat the last. Cheap, since it reads everything."""
+    local = tl.arange(0, TILE)
+    step = tl.num_programs(0).to(tl.int64) * TILE
+    start = tl.program_id(0).to(tl.int64) * TILE
+    low = tl.load(limits_ptr)
+    middle = tl.load(limits_ptr + 1)
+    high = tl.load(limits_ptr + 2)
+    over_low = tl.zeros([TILE], dtype=tl.int32)
+    over_middle = tl.zeros([TILE], dtype=tl.int32)
+    over_high = tl.zeros([TILE], dtype=tl.int32)
+    while start < n:
+        key = _keys(x_ptr, start, local, n, TILE)
+        over_low += (key > low).to(tl.int32)
+        over_middle += (key > middle).to(tl.int32)
+        over_high += (key > high).to(tl.int32)
+        start += step
+    first = tl.sum(over_low, axis=0)
+    second = tl.sum(over_middle, axis=0)
+    third = tl.sum(over_high, axis=0)
+    tl.atomic_add(bins_ptr + 1, first - second, sem="relaxed")
+    tl.atomic_add(bins_ptr + 2, second - third, sem="relaxed")
+    tl.atomic_add(bins_ptr + 15, third, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["n", "capacity"])
-def _bins(x_ptr, buffer_ptr, state_ptr, limits_ptr, bins_ptr, n, capacity, FIRST: tl.constexpr, TILE: tl.constexpr):
+def _bins(x_ptr, buffer_ptr, state_ptr, limits_ptr, bins_ptr, n, capacity, TILE: tl.constexpr):
     """How many keys lie above how many of the 15 limits; over the buffer where the candidates fitted into it."""
     local = tl.arange(0, TILE)
     step = tl.num_programs(0).to(tl.int64) * TILE
     start = tl.program_id(0).to(tl.int64) * TILE
     bins = tl.zeros([16], dtype=tl.int32)
     held = tl.load(state_ptr + 3)
-    small = (held <= capacity) & (not FIRST)
+    small = held <= capacity
     total = tl.where(small, held, n)
     total = tl.where(tl.load(state_ptr + 1) - tl.load(state_ptr) <= 1, 0, total)
     while start < total:
@@ -132,17 +177,22 @@ def _candidates(x_ptr, buffer_ptr, state_ptr, n, capacity, TILE: tl.constexpr):
         tl.store(buffer_ptr + place, key, mask=inside & (place < capacity))
 
 
-def _select(x: Tensor, rule: Tensor, capacity: int, config: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """All keys above rule[0], and the first rule[1] that equal it, up to the capacity."""
+def _select(
+    x: Tensor, rule: Tensor, capacity: int, ties: bool, config: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All keys above rule[0], and with `ties` the first rule[1] that equal it, up to the capacity."""
     n = x.numel()
     values = torch.zeros(capacity, dtype=x.dtype, device=x.device)
     indices = torch.zeros(capacity, dtype=torch.int32, device=x.device)
     tile, warps = config
     programs = triton.cdiv(n, tile)
-    counts = torch.empty((2, programs), dtype=torch.int32, device=x.device)
-    _count[(programs,)](x, rule, counts, n, programs, TILE=tile, num_warps=warps)
+    counts = torch.empty((2 if ties else 1, programs), dtype=torch.int32, device=x.device)
+    options = {"TIES": ties, "TILE": tile, "num_warps": warps}
+    _count[(programs,)](x, rule, counts, n, programs, **options)
     ends = counts.cumsum(1, dtype=torch.int32)
-    _write[(programs,)](x, rule, ends, values, indices, n, programs, capacity, TILE=tile, num_warps=warps)
+    _write[(programs,)](x, rule, counts, ends, values, indices, n, programs, capacity, **options)
+    if not ties:
+        return values, indices, ends[0, -1].clamp(max=capacity)
     total = ends[0, -1] + torch.minimum(ends[1, -1], rule[1])
     return values, indices, total.clamp(max=capacity).to(torch.int32)
 
@@ -156,7 +206,7 @@ def compact(
         return x.new_zeros(capacity), torch.zeros(capacity, dtype=torch.int32, device=x.device), zero
     # Not below t is a key above key(t) - 1; a negative or nan threshold has nothing below it.
     limit = torch.where(threshold > 0, threshold.view(torch.int32) - 1, -1)
-    return _select(x, torch.stack([limit, torch.zeros_like(limit)]), capacity, config)
+    return _select(x, limit.view(1), capacity, False, config)
 
 
 def topk(x: Tensor, k: int, config: tuple[int, int] = CONFIG) -> tuple[Tensor, Tensor]:
@@ -173,25 +223,26 @@ def topk(x: Tensor, k: int, config: tuple[int, int] = CONFIG) -> tuple[Tensor, T
     bins = torch.zeros(16, dtype=torch.int32, device=device)
     limits = _first_limits(x, k)
     programs = min(PROGRAMS, triton.cdiv(n, tile))
-    for turn in range(ROUNDS + 1):
-        first = turn == 0
-        _bins[(programs,)](x, buffer, state, limits, bins, n, capacity, FIRST=first, TILE=tile, num_warps=warps)
-        _narrow[(1,)](state, limits, bins, k, capacity, FIRST=first, num_warps=1)
-        if first:
-            grid = (triton.cdiv(n, tile),)
-            _candidates[grid](x, buffer, state, n, capacity, TILE=tile, num_warps=warps)
+    options = {"TILE": tile, "num_warps": warps}
+    _bracket[(programs,)](x, limits, bins, n, **options)
+    _narrow[(1,)](state, limits, bins, k, capacity, FIRST=True, num_warps=1)
+    _candidates[(triton.cdiv(n, tile),)](x, buffer, state, n, capacity, **options)
+    for _ in range(ROUNDS):
+        _bins[(programs,)](x, buffer, state, limits, bins, n, capacity, **options)
+        _narrow[(1,)](state, limits, bins, k, capacity, FIRST=False, num_warps=1)
     rule = torch.stack([state[1], k - state[2]]).to(torch.int32)
-    values, indices, _ = _select(x, rule, k, config)
+    values, indices, _ = _select(x, rule, k, True, config)
     return values, indices
 
 
 def _first_limits(x: Tensor, k: int) -> Tensor:
-    """15 keys around the k-th, four standard deviations of its rank in a sample to either side."""
+    """Keys around the k-th: at its rank in a sample, and 3.5 standard deviations of that rank to either side."""
     n = x.numel()
     sample = (x if n <= SAMPLES else x[stratified(n, SAMPLES, seed=k, device=x.device)]).float()
     keys = (sample.view(torch.int32) & 0x7FFFFFFF).sort(descending=True).values
     size = keys.numel()
     middle = k * size / n
-    spread = 4 * max(1.0, middle**0.5) / 7
-    ranks = [min(size - 1, max(0, round(middle + spread * j))) for j in range(7, -8, -1)]
-    return torch.cat([keys[r : r + 1] for r in ranks])
+    spread = 3.5 * max(1.0, (middle * (1 - k / n)) ** 0.5)
+    ranks = [min(size - 1, max(0, round(middle + spread * side))) for side in (1, 0, -1)]
+    low, centre, high = (keys[r : r + 1] for r in ranks)
+    return torch.cat([low, centre, high.expand(13)])

@@ -12,7 +12,7 @@ from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 
 # Bytes of output a program, warps. The partial sums follow the tile, so the choice is fixed, never tuned at run
 # time: ranks that tuned differently would disagree in the last bit.
-ENCODE = (1024, 4)
+ENCODE = (512, 4)
 DECODE = (512, 4)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from torch import Tensor
 
 from syncline.codecs import Merge, Out
+from syncline.codecs.wire import pack
 from syncline.exchange.definition import exchange
 from syncline.exchange.moves import AllGather, Moves, Op, Piece, Place
 
@@ -20,9 +21,13 @@ def allgather(merge: Merge, place: Place) -> Moves:
 
     Sends N-1 payloads a rank: for small worlds and high compression.
     """
+    own = merge.tensor
     piece = Piece(merge, 0, merge.tensor.numel())
-    buffers = yield AllGather(piece.encode(piece.values))
-    total = piece.decode(buffers[0]).clone()
-    for buffer in buffers[1:]:
-        total += piece.decode(buffer)
-    return Out(total / place.workers if merge.mean else total, piece.own)
+    buffers = yield AllGather(pack(merge.coder.encode(piece.values, seed=merge.seed)))
+    total: Tensor | None = None
+    for rank, buffer in enumerate(buffers):
+        part = piece.decode(buffer)
+        own = part if rank == place.rank else own
+        total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return Out(total / place.workers if merge.mean else total, own)

@@ -4,8 +4,33 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from syncline.train.strategies.base import Strategy, Synchroniser, Traffic, strategy, total_bytes
+
+_SEGMENT_BYTES = 2**20
+
+
+def ring_order_sum(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of contiguous tensors, added in the order in which Gloo's all-reduce adds them around its ring.
+
+    Rounding depends on the order, and training amplifies rounding: with the same order `gather-scatter` and
+    `all-reduce` give the same bits, so a difference between their losses would be an error. Gloo cuts a tensor into one
+    chunk a rank, of whole segments; chunk c is started by rank c-1, travels down the ranks and ends on rank c.
+    """
+    ranks, flat = len(parts), [part.view(-1) for part in parts]
+    size, element = flat[0].numel(), parts[0].element_size()
+    segments = max(-(-size * element // _SEGMENT_BYTES), 2 * ranks)
+    a_rank = -(-segments // ranks)
+    chunk = -(-size // (a_rank * ranks)) * a_rank
+    total = torch.empty_like(parts[0])
+    for c in range(ranks if size else 0):
+        piece = slice(c * chunk, (c + 1) * chunk)
+        out = total.view(-1)[piece]
+        out.copy_(flat[c - 1][piece])
+        for r in range(2, ranks + 1):
+            out.add_(flat[(c - r) % ranks][piece])
+    return total
 
 
 class _GatherScatter(Synchroniser):
@@ -18,10 +43,7 @@ class _GatherScatter(Synchroniser):
                 dist.gather(sent, parts, dst=0, group=group)
             means = None
             if parts is not None:
-                mean = parts[0]
-                for part in parts[1:]:
-                    mean.add_(part)
-                means = [mean.div_(workers)] * workers
+                means = [ring_order_sum(parts).div_(workers)] * workers
             with self.recorder.span("exchange", "scatter", unit=name, bytes=gradient.nbytes):
                 dist.scatter(sent, means, src=0, group=group)
             if sent is not gradient:

@@ -1,0 +1,132 @@
+"""`bench convergence`: does training with a codec arrive where dense training arrives, and after how many bytes?
+
+Same model, seed, samples and optimizer under every codec. The ranks are driven in lockstep in this process: their
+gradients are computed one after the other on one replica, which is exact, because all ranks hold the same parameters.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncline import codecs
+from syncline.bench.measure import environment
+from syncline.train.data.fashion_mnist import DEBIAN
+from syncline.train.sampler import Sampler
+from syncline.train.workload import Workload, build, load_optimizer
+
+DENSE = "none"
+# Codecs that mean little without a choice of the user's.
+CHOICES = {"warmup": "warmup(topk(0.01), steps=100)"}
+_SMOOTH = 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all codecs."""
+
+    model: str = "vgg11(width=0.125)"
+    data: str = "auto"
+    optimizer: str = "sgd(lr=0.02, momentum=0.9)"
+    workers: int = 4
+    batch: int = 64
+    steps: int = 600
+    seed: int = 0
+    evaluate_every: int = 50
+    test_samples: int = 2000
+
+
+def specs() -> list[str]:
+    """Every registered codec at its defaults, dense first."""
+    return [DENSE, *(CHOICES.get(name, name) for name in codecs.available() if name != DENSE)]
+
+
+def measure(
+    setting: Setting, names: Sequence[str] | None = None, *, progress: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """A row for each codec, beside the dense one."""
+    chosen = list(names) if names else specs()
+    if DENSE not in chosen:
+        chosen.insert(0, DENSE)
+    data = setting.data
+    if data == "auto":
+        data = "fashion-mnist" if DEBIAN.exists() else "shapes"
+    rows = []
+    for spec in chosen:
+        rows.append(train(spec, setting, data=data))
+        progress(f"{spec}: accuracy {rows[-1]['accuracy']:.1%}, loss {rows[-1]['final_loss']:.4f}")
+    _against_dense(rows, next(row for row in rows if row["codec"] == DENSE))
+    return {"environment": environment(torch.device("cpu")), "setting": vars(setting) | {"data": data}, "rows": rows}
+
+
+def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
+    """Train under one codec; losses a step, accuracies at intervals, bytes a rank puts on the wire."""
+    codec = codecs.build(spec)
+    workload = build(setting.model, data, seed=setting.seed)
+    (phase,) = workload.phases
+    named = [(name, p) for name, p in phase.module.named_parameters() if p.requires_grad]
+    optimizer = load_optimizer(setting.optimizer or phase.optimizer, [p for _, p in named])
+    where = {"batch": setting.batch, "seed": setting.seed, "workers": setting.workers}
+    samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(setting.workers)]
+    states: list[dict[str, Tensor]] | None = None
+    losses: list[float] = []
+    accuracies: list[tuple[int, float]] = []
+    sent = 0
+    for step in range(setting.steps):
+        gradients = []
+        total = 0.0
+        for sampler in samplers:
+            number, indices = sampler(step)
+            loss, grads = _gradients(phase.module, named, workload.train.batch(indices, epoch=number))
+            gradients.append(grads)
+            total += loss
+        result = codecs.lockstep(
+            codec, gradients, names=[name for name, _ in named], states=states, first_step=step, seed=setting.seed
+        )
+        states = result.states
+        sent += result.wire_bytes[0]
+        for (_, parameter), mean in zip(named, result.outputs[0], strict=True):
+            parameter.grad = mean
+        optimizer.step()
+        losses.append(total / setting.workers)
+        if (step + 1) % setting.evaluate_every == 0 or step + 1 == setting.steps:
+            accuracies.append((step + 1, _accuracy(workload, setting.test_samples)))
+    return {
+        "codec": spec,
+        "loss": losses,
+        "accuracies": accuracies,
+        "accuracy": statistics.mean(a for _, a in accuracies[-3:]),
+        "final_loss": statistics.mean(losses[-_SMOOTH:]),
+        "bytes_per_step": sent / setting.steps,
+    }
+
+
+def _gradients(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]], batch: Any) -> tuple[float, list[Tensor]]:
+    loss = module(*batch)
+    grads = torch.autograd.grad(loss, [p for _, p in named])
+    return float(loss.detach()), list(grads)
+
+
+@torch.no_grad()
+def _accuracy(workload: Workload, samples: int) -> float:
+    assert workload.test is not None
+    assert workload.evaluate is not None
+    correct, counted = 0.0, 0
+    for indices in torch.arange(min(samples, len(workload.test))).split(250):
+        right, number = workload.evaluate(workload.test.batch(indices))
+        correct, counted = correct + right, counted + number
+    return correct / counted
+
+
+def _against_dense(rows: list[dict[str, Any]], dense: dict[str, Any]) -> None:
+    """Points below dense, and the bytes after which a point below dense accuracy was first reached."""
+    goal = dense["accuracy"] - 0.01
+    for row in rows:
+        row["points_below_dense"] = (dense["accuracy"] - row["accuracy"]) * 100
+        step = next((step for step, accuracy in row["accuracies"] if accuracy >= goal), None)
+        row["bytes_to_dense_accuracy"] = None if step is None else step * row["bytes_per_step"]
+        row["wire_ratio"] = dense["bytes_per_step"] / row["bytes_per_step"]
+        row["within_a_point"] = row["points_below_dense"] <= 1.0

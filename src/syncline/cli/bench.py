@@ -1,0 +1,80 @@
+"""`syncline bench`: measure codecs, and what they do to training."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from syncline.cli.execute import print_json
+from syncline.errors import UsageError, unknown
+from syncline.spec import split
+
+_WHAT = ("codecs", "convergence")
+
+
+def bench(
+    what: Annotated[str, typer.Argument(help="codecs: speed, ratio, error. convergence: loss curves and accuracy.")],
+    codecs: Annotated[str | None, typer.Option(help="Comma list of codec specs; default: all.")] = None,
+    device: Annotated[str, typer.Option(help="codecs: cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 600,
+    model: Annotated[str | None, typer.Option(help="convergence: the model.")] = None,
+    data: Annotated[
+        str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the JSON and the page; default: runs/bench-NAME.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")
+    ] = False,
+) -> None:
+    """Measure every codec: its speed against a copy of the same tensor, or its training against dense training."""
+    if what not in _WHAT:
+        raise unknown("benchmark", what, _WHAT)
+    import torch
+
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise UsageError(f"device '{device}' is not here: use --device cpu")
+    if steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {steps}")
+    if threads:
+        torch.set_num_threads(threads)
+    from syncline.codecs import build
+
+    names = split(codecs) if codecs else None
+    for name in names or []:
+        build(name)
+    console = Console(stderr=as_json)
+    folder = out or Path("runs") / f"bench-{what}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if what == "codecs":
+        from syncline.bench import codecs as speed
+        from syncline.bench import plot
+
+        result = speed.measure(torch.device(device), names=names)
+        page = plot.page(result)
+        table = speed.rich_table(result)
+    else:
+        from rich.table import Table
+
+        from syncline.bench import curves
+        from syncline.bench.convergence import Setting, measure
+
+        setting = Setting(steps=steps, data=data, model=model or Setting.model)
+        result = measure(setting, names, progress=lambda text: console.print(text, markup=False, highlight=False))
+        page = curves.page(result)
+        table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}")
+        for row in result["rows"]:
+            table.add_row(*curves.cells(row))
+    from syncline.report.results import write_text
+
+    write_text(json.dumps(result, indent=1) + "\n", folder / f"{what}.json")
+    write_text(page, folder / f"{what}.html")
+    if as_json:
+        print_json(result)
+        return
+    console.print(table)
+    console.print(f"page: {folder / f'{what}.html'}", markup=False, highlight=False, soft_wrap=True)

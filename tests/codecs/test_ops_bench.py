@@ -1,0 +1,91 @@
+"""`bench codecs`: every registered codec gets a row, the page is self-contained, the checks find a planted fault."""
+
+import json
+
+import pytest
+import torch
+
+from syncline import codecs
+from syncline.bench import checks, measure, operators, plot
+from syncline.bench import codecs as bench
+from syncline.codecs import ops
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def result():
+    return bench.measure(CPU, shapes=((64, 64), (128, 128)), budget_s=0.01, error_steps=(1, 100))
+
+
+def test_every_codec_has_a_row_of_every_size(result):
+    rows = result["rows"]
+    assert len(rows) == 2 * len(codecs.available())
+    for row in rows:
+        assert row["wire_ratio"] > 0
+        assert row["encode_ms"]["median"] > 0
+        assert row["encode_ms"]["low"] <= row["encode_ms"]["median"] <= row["encode_ms"]["high"]
+        assert row["encode_of_copy"] == pytest.approx(row["copy_ms"]["median"] / row["encode_ms"]["median"])
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_feedback_makes_the_error_shrink(result):
+    by_name = {row["codec"]: row["error"] for row in result["rows"]}
+    for name in ("onebit", "int8", "topk", "powersgd"):
+        assert by_name[name]["100"] < by_name[name]["1"], name
+    assert by_name["none"] == {"1": 0, "100": 0}
+
+
+def test_page_is_one_file_with_a_line_for_each_codec(result):
+    page = plot.page(result)
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    for name in bench.specs():
+        assert page.count(f">{name}</text>") == 2
+    assert plot.chart([], "encode_of_copy", "encode") == ""
+
+
+def test_tables(result):
+    text = bench.table(bench.HEADINGS, [bench.cells(row) for row in result["rows"]])
+    assert len({len(line) for line in text.splitlines()[1:]}) == 1
+    assert bench.rich_table(result).row_count == len(result["rows"])
+
+
+def test_command_writes_json_and_page(tmp_path, capsys):
+    out = tmp_path / "made" / "bench.json"
+    arguments = ["--device", "cpu", "--counts", "5000", "--budget", "0.005", "--no-checks", "--codecs", "onebit"]
+    monkey = bench.SHAPES
+    bench.SHAPES = ((16, 16),)
+    try:
+        assert bench.main([*arguments, "--out", str(out)]) == 0
+    finally:
+        bench.SHAPES = monkey
+    written = json.loads(out.read_text())
+    assert {row["codec"] for row in written["rows"]} == {"onebit"}
+    assert {row["operator"] for row in written["operators"]} >= {"sign encode", "int8 decode", "topk encode"}
+    assert out.with_suffix(".html").exists()
+    assert "fused/plain" in capsys.readouterr().out
+
+
+def test_operator_rows_follow_from_their_times():
+    for row in operators.speed(CPU, 5000, budget_s=0.002):
+        assert row["of_copy_time"] == pytest.approx(row["copy_ms"]["median"] / row["fused_ms"]["median"])
+
+
+def test_checks_pass_and_find_a_planted_fault(monkeypatch):
+    assert checks.run(CPU, sizes=(1, 1000, 5000)) == []
+    honest = ops.sign_encode
+
+    def faulty(x, **options):
+        packed, pos, neg = honest(x, **options)
+        packed[-1] ^= 1
+        return packed, pos, neg
+
+    monkeypatch.setattr(ops, "sign_encode", faulty)
+    assert any(line.startswith("sign") for line in checks.run(CPU, sizes=(1000,)))
+
+
+def test_summary_of_times():
+    timing = measure.summarize([4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (timing.low, timing.median, timing.high, timing.repetitions) == (2, 3, 4, 5)
+    assert measure.summarize([2.0]).median == 2
