@@ -4,6 +4,8 @@ For the machine that has the device: the test suite runs the same kernels in Tri
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -99,6 +101,15 @@ def _natural(x: Tensor) -> None:
     _same(ops.natural_decode(codes, x.numel()), plain.natural_decode(codes), "decode")
 
 
+def _topks(x: Tensor) -> list[Callable[[Tensor, int], tuple[Tensor, Tensor]]]:
+    """The operator, and on CUDA the kernel that it chooses for large tensors alone."""
+    if x.device.type != "cuda" or x.dtype == torch.float64:
+        return [ops.topk]
+    from syncline.codecs.kernels import gpu_select
+
+    return [ops.topk, gpu_select.topk]
+
+
 def _select(x: Tensor) -> None:
     n = x.numel()
     threshold = ops.sampled_threshold(x, ratio=0.02, seed=1)
@@ -107,8 +118,8 @@ def _select(x: Tensor) -> None:
         want = sparse.compact(x, threshold, capacity)
         for name, a, b in zip(("values", "indices", "count"), got, want, strict=True):
             _same(a, b, f"compact {name}, capacity {capacity}")
-    for k in {1, n // 100 + 1, n // 3 + 1, n}:
-        values, indices = ops.topk(x, k)
+    for k, topk in product({1, n // 100 + 1, n // 3 + 1, n}, _topks(x)):
+        values, indices = topk(x, k)
         best = x.abs().float().cpu().sort(descending=True).values[:k]
         _same(values.abs().float().cpu().sort(descending=True).values, best, f"topk values, k {k}")
         assert bool((indices[1:] > indices[:-1]).all()), f"topk order, k {k}"
@@ -195,7 +206,7 @@ def _syncs(device: torch.device) -> list[str]:
         "odd blocks": lambda: ops.dequantize_blocks(*ops.quantize_blocks(x, bits=3), bits=3, count=x.numel()),
         "qsgd": lambda: ops.qsgd_encode(x, seed=1),
         "natural": lambda: ops.natural_decode(ops.natural_encode(x, seed=1), x.numel()),
-        "topk": lambda: ops.topk(x, 1000),
+        **{f"topk {i}": partial(topk, x, 1000) for i, topk in enumerate(_topks(x))},
         "small topk": lambda: ops.topk(x[:1000], 10),
         "sampled threshold": lambda: ops.sampled_threshold(x, ratio=0.01, seed=1),
         "compact": lambda: ops.compact(x, threshold=2.0, capacity=1000),

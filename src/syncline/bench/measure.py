@@ -3,21 +3,25 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+# 4096**3 products in float32: some milliseconds of a large GPU's time.
+_PLUG, _PLUGS = 4096, 3
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds over the repetitions: median, quartiles, how many."""
+    """Milliseconds over the repetitions: median, quartiles, how many; `issue` is what the host was held up."""
 
     median: float
     low: float
     high: float
     repetitions: int
+    issue: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
@@ -34,10 +38,21 @@ def summarize(samples: Sequence[float]) -> Timing:
 
 
 class Clock:
-    """Marks in time on one device: events on CUDA, which are read at the end alone; the clock on the CPU."""
+    """Marks in time on one device: events on CUDA, which are read at the end alone; the clock on the CPU.
+
+    On CUDA the time between marks is the device's: `plug` keeps it busy while the host issues what is timed, as
+    training does, so that launch gaps are not counted. What the host needs to issue it is told apart.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
+        self._plug = torch.ones(_PLUG, _PLUG, device=device) if self.cuda else None
+
+    def plug(self) -> None:
+        """Milliseconds of other work for the device, so that the host can run ahead; nothing on the CPU."""
+        if self._plug is not None:
+            for _ in range(_PLUGS):
+                torch.mm(self._plug, self._plug)
 
     def mark(self) -> Any:
         """Now, in the device's order of work."""
@@ -62,13 +77,17 @@ class Clock:
             torch.cuda.synchronize()
         marks: list[tuple[Any, Any]] = []
         began = time.perf_counter()
+        issue: list[float] = []
         while len(marks) < 3 or (len(marks) < most and time.perf_counter() - began < budget_s):
+            self.plug()
             first = self.mark()
+            at = time.perf_counter()
             calls[len(marks) % len(calls)]()
+            issue.append((time.perf_counter() - at) * 1e3)
             marks.append((first, self.mark()))
-            if self.cuda and len(marks) % 10 == 0:
-                torch.cuda.synchronize()  # else the budget would count launches, not work
-        return summarize([self.between(a, b) for a, b in marks])
+            if self.cuda:
+                torch.cuda.synchronize()  # else plugs pile up, and the budget would count launches, not work
+        return replace(summarize([self.between(a, b) for a, b in marks]), issue=statistics.median(issue))
 
 
 def copy_time(device: torch.device, sources: Sequence[torch.Tensor], **limits: Any) -> Timing:
