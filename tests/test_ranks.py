@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+
 from ranks import run_ranks
 
 
@@ -22,5 +23,5 @@ def test_ranks_run_a_real_process_group(world_size):
 
 
 def test_error_of_one_rank_is_raised_with_its_traceback():
-    with pytest.raises(RuntimeError, match="rank one fails|Connection closed"):
+    with pytest.raises(RuntimeError, match=r"rank one fails|Connection closed"):
         run_ranks(_fail, 2)

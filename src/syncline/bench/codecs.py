@@ -166,7 +166,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     errors = list(row["error"].values())
     return [
         row["codec"],
-        f"{row['bytes'] / 1e6:.3g} MB",
+        plot.size(row["bytes"]),
         f"{row['encode_ms']['median']:.3f}",
         f"{row['decode_ms']['median']:.3f}",
         f"{row['encode_of_copy']:.1%}",

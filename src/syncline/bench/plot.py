@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 420, 62, 44, 28, 150
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 820, 420, 62, 44, 28, 210
 _STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#1c2430}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #dde2e8}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .7rem;text-align:right;white-space:nowrap}"
+    "td,th{border-bottom:1px solid #dde2e8}"
     "td:first-child,th:first-child{text-align:left}svg text{font:12px system-ui,sans-serif;fill:#1c2430}"
     "@media(prefers-color-scheme:dark){body{background:#14181d;color:#e3e8ee}svg text{fill:#e3e8ee}}"
 )
@@ -33,6 +34,8 @@ def chart(rows: Sequence[dict[str, Any]], key: str, title: str) -> str:
     """Lines over size, both axes logarithmic, as SVG; names at the right ends, kept apart."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
+        if row["wire_ratio"] == 1:
+            continue  # it does nothing, and would only stretch the axis
         lines.setdefault(row["codec"], []).append((math.log10(row["bytes"]), math.log10(max(1e-9, row[key]))))
     points = [p for line in lines.values() for p in line]
     if not points:
@@ -53,7 +56,7 @@ def chart(rows: Sequence[dict[str, Any]], key: str, title: str) -> str:
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_share(10.0**decade)}</text>')
     for x in sorted({p[0] for p in points}):
         place, _ = at(x, low_y)
-        parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{_size(10**x)}</text>')
+        parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{size(10**x)}</text>')
     ordered = sorted(lines.items(), key=lambda item: -max(item[1])[1])
     heights = _apart([at(*max(line))[1] for _, line in ordered])
     for i, ((name, line), height) in enumerate(zip(ordered, heights, strict=True)):
@@ -77,7 +80,8 @@ def _apart(heights: Sequence[float], gap: float = 13) -> list[float]:
     return out
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """Bytes for people."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"

@@ -19,7 +19,7 @@ def bench(
     codecs: Annotated[str | None, typer.Option(help="Comma list of codec specs; default: all.")] = None,
     device: Annotated[str, typer.Option(help="codecs: cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 600,
+    steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 800,
     model: Annotated[str | None, typer.Option(help="convergence: the model.")] = None,
     data: Annotated[
         str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")

@@ -138,8 +138,10 @@ def _detail(part: str, row: Row, results: Results) -> str:
     if not speed:
         return text
     floor = moved * 8000 / speed
-    hidden = 1 - parts_ms(row.run)[part] / floor
-    covered = f", {percent(hidden)} of that hidden" if hidden >= 0.05 else ""
+    # While a rank waits for a late one, others already send: only what neither part shows ran behind compute.
+    parts = parts_ms(row.run)
+    hidden = 1 - (parts[part] + parts["wait"]) / floor
+    covered = f", {percent(hidden)} of that behind compute" if hidden >= 0.05 else ""
     return f"{text}, at least {duration(floor)} at {bandwidth(speed)}{covered}"
 
 

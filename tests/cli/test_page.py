@@ -1,0 +1,51 @@
+"""The page of a real comparison in headless Chromium."""
+
+from pathlib import Path
+
+import pytest
+
+from syncline.train.config import Config
+from syncline.train.session import run_session
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def note(self, text): ...
+    def begin(self, run): ...
+    def step(self, message): ...
+    def end(self, run, result): ...
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
+def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
+    config = Config().override(
+        {
+            "train.model": "mlp(hidden=16)",
+            "train.batch": 8,
+            "train.steps": 6,
+            "train.test_samples": 16,
+            "cluster.nproc": 2,
+            "compare.strategies": ["single", "gather-scatter", "all-reduce", "ddp"],
+        }
+    )
+    folder, _ = run_session(config, out=tmp_path / "run", watcher=Silent())
+    trouble = []
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=QUIET.split())
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.goto((folder / "report.html").as_uri())
+        for chart in ("loss", "time", "shares", "wire"):
+            assert page.locator(f"#chart-{chart} svg path, #chart-{chart} svg rect").count() > 3, chart
+        text = page.inner_text("body")
+        browser.close()
+    assert trouble == []
+    for name in ("single", "gather-scatter", "all-reduce", "ddp"):
+        assert name in text

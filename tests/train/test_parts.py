@@ -1,0 +1,123 @@
+"""The small parts around the loop: samples, settings, counters, the run folder's figures."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import UsageError
+from syncline.train.assemble import assemble, spans_of
+from syncline.train.config import Config, load_recipe, parse_settings, recipes
+from syncline.train.sampler import Sampler
+from syncline.train.session import plan_runs
+from syncline.train.wire import Counters, read_counters
+
+SERVERS = ("ddp", "server(servers=2, part_mb=1)")
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 3), st.integers(0, 40))
+def test_ranks_share_the_global_batch_and_every_world_size_sees_the_same(workers, share, seed, step):
+    batch, length = workers * share, 97
+    whole = Sampler(length, batch=batch, seed=seed)(step)[1]
+    parts = [Sampler(length, batch=batch, seed=seed, rank=r, workers=workers)(step)[1] for r in range(workers)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert len(set(whole.tolist())) == batch, "disjoint"
+
+
+def test_a_pass_visits_every_sample_once_and_the_next_in_another_order():
+    sampler = Sampler(12, batch=4, seed=1)
+    first = torch.cat([sampler(step)[1] for step in range(3)])
+    second = torch.cat([sampler(step)[1] for step in range(3, 6)])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(12))
+    assert not torch.equal(first, second)
+    assert sampler(5)[0] == 1
+
+
+def test_batches_that_cannot_be_cut():
+    with pytest.raises(UsageError, match="use --batch 9"):
+        Sampler(100, batch=10, seed=0, workers=3)
+    with pytest.raises(UsageError, match="larger than the data set"):
+        Sampler(5, batch=6, seed=0)
+
+
+def test_recipes_load_and_every_strategy_in_them_exists():
+    assert {"course-vgg11", "horovod-scaling", "demo"} <= set(recipes())
+    for name in recipes():
+        assert plan_runs(load_recipe(name), world_size=4)
+
+
+def test_course_recipe_is_the_courses_experiment():
+    config = load_recipe("course-vgg11")
+    assert (config.train.model, config.train.batch, config.train.steps) == ("vgg11", 256, 40)
+    assert (config.cluster.nodes, config.compare.strategies) == (4, ("single", "gather-scatter", "all-reduce", "ddp"))
+
+
+def test_recipe_files(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[train]\nbatch = 8\n[compare]\nstrategies = ["ddp", "server(servers=2)"]\n')
+    config = load_recipe(str(path))
+    assert config.train.batch == 8
+    assert config.compare.strategies == ("ddp", "server(servers=2)")
+    path.write_text("[train\n")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("train.batch=8", ("train", "batch"), 8),
+        ("train.timeout_s=5", ("train", "timeout_s"), 5.0),
+        ("train.optimizer=sgd(lr=0.1)", ("train", "optimizer"), "sgd(lr=0.1)"),
+        ("cluster.bandwidth=1Gbit", ("cluster", "bandwidth"), "1Gbit"),
+        ("compare.strategies=ddp,server(servers=2, part_mb=1)", ("compare", "strategies"), SERVERS),
+        ("compare.scale=1,2", ("compare", "scale"), (1, 2)),
+        ("compare.scale_batch=true", ("compare", "scale_batch"), True),
+    ],
+)  # fmt: skip
+def test_settings(setting, key, value):
+    config = Config().override(parse_settings([setting]))
+    assert getattr(getattr(config, key[0]), key[1]) == value
+
+
+def test_counters_leave_loopback_out(tmp_path):
+    file = tmp_path / "dev"
+    head = "Inter-| Receive | Transmit\n face |bytes ...\n"
+    file.write_text(head + "    lo: 999 0 0 0 0 0 0 0 999 0 0 0 0 0 0 0\n sync0:  10 1 0 0 0 0 0 0  25 1 0 0 0 0 0 0\n")
+    assert read_counters(file) == Counters(sent=25, received=10)
+    assert Counters(30, 12).since(Counters(25, 10)) == Counters(5, 2)
+
+
+def _record(rank, starts, *, boot="b"):
+    """Three steps of 100 ns: 40 forward, then an exchange from `starts` to 90."""
+    spans = []
+    for step in range(3):
+        base = step * 100
+        spans.append(["forward", "forward", "", step, base, base + 40, 0])
+        spans.append(["exchange", "all-reduce", "w", step, base + starts, base + 90, 8])
+        spans.append(["step", "step", "", step, base, base + 100, 0])
+    return {
+        "rank": rank, "node": rank, "host": "h", "boot_id": boot, "spans": spans, "phases": 1, "synchronised_bytes": 8,
+        "startup_ms": {"launch": 1.0, "rendezvous": 2.0, "build": 3.0}, "losses": [3.0, 2.0, 1.0 + rank],
+        "epochs": [{"epoch": 1, "train_s": 1.0, "test_s": None, "loss": 2.0}], "accuracy": 0.5,
+        "theory": {"sent": 8.0, "received": 8.0, "serial": 8.0}, "wire": {"sent": 10, "received": 12},
+        "buffer_divergence": 0.25,
+    }  # fmt: skip
+
+
+def test_assembled_run_has_means_shares_and_waits():
+    records = [_record(0, 40), _record(1, 70)]
+    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    assert run["loss"] == [3.0, 2.0, 1.5]
+    assert run["step_ms"]["median"] == pytest.approx(1e-4)
+    assert run["samples_per_s"] == pytest.approx(4 / 100e-9)
+    assert run["wire_bytes_per_step"] == 11, "both directions at once count once"
+    waiting, late = (entry["breakdown"] for entry in run["ranks"])
+    assert (waiting["forward"], waiting["wait"], waiting["exposed_exchange"], waiting["other"]) == (0.4, 0.3, 0.2, 0.1)
+    assert (late["wait"], late["exposed_exchange"], late["other"]) == (0.0, 0.2, 0.4)
+
+
+def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():
+    records = [_record(0, 40, boot="one"), _record(1, 70, boot="two")]
+    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.0, 0.0]
