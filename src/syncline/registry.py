@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from syncline.errors import UsageError, unknown
+from syncline.own import import_own
 
 T = TypeVar("T")
 
@@ -29,7 +30,13 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """The object called `name`, or an error that lists the names and the nearest one."""
+        """The object called `name`, or an error that lists the names and the nearest one.
+
+        `package.module:name` is imported: what a user has not registered, or registers in that module.
+        """
+        if ":" in name:
+            own: T = import_own(name, self.kind)
+            return own
         if name not in self._items:
             self._load_entry_points()
         if name not in self._items:

@@ -48,6 +48,11 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("compare", "--batch", "0"), "--batch must be at least 1"),
         (("compare", "--scale", "0,2"), "world size must be at least 1"),
         (("report", "nowhere"), "there is no 'nowhere'"),
+        (("bench", "codec"), "did you mean 'codecs'"),
+        (("bench", "codecs", "--codecs", "powerSGD"), "did you mean 'powersgd'"),
+        (("bench", "codecs", "--device", "tpu"), "use --device cpu"),
+        (("bench", "codecs", "--largest-mb", "0.001"), "leaves no size"),
+        (("bench", "convergence", "--steps", "0"), "--steps must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(args, message, invoke, tmp_path):

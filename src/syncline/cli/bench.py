@@ -18,6 +18,7 @@ def bench(
     what: Annotated[str, typer.Argument(help="codecs: speed, ratio, error. convergence: loss curves and accuracy.")],
     codecs: Annotated[str | None, typer.Option(help="Comma list of codec specs; default: all.")] = None,
     device: Annotated[str, typer.Option(help="codecs: cpu or cuda.")] = "cpu",
+    largest_mb: Annotated[float, typer.Option(help="codecs: leave larger tensors out.")] = 400.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 800,
     model: Annotated[str | None, typer.Option(help="convergence: the model.")] = None,
@@ -49,12 +50,14 @@ def bench(
         build(name)
     console = Console(stderr=as_json)
     folder = out or Path("runs") / f"bench-{what}"
-    folder.mkdir(parents=True, exist_ok=True)
     if what == "codecs":
         from syncline.bench import codecs as speed
         from syncline.bench import plot
 
-        result = speed.measure(torch.device(device), names=names)
+        shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
+        if not shapes:
+            raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
+        result = speed.measure(torch.device(device), names=names, shapes=shapes)
         page = plot.page(result)
         table = speed.rich_table(result)
     else:

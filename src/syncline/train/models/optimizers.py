@@ -8,7 +8,6 @@ from torch import Tensor, nn, optim
 from syncline import spec
 from syncline.errors import UsageError
 from syncline.registry import Registry
-from syncline.train.models.own import import_own
 
 OPTIMIZERS: Registry[Callable[..., optim.Optimizer]] = Registry("optimizer")
 
@@ -18,7 +17,7 @@ Parameters = Iterable[nn.Parameter] | Iterable[Tensor] | Iterable[dict[str, Any]
 def load_optimizer(text: str, parameters: Parameters) -> optim.Optimizer:
     """The optimizer of a spec over `parameters`; `package.module:Class(lr=0.1)` is the user's own."""
     call = spec.parse_one(text)
-    make = import_own(call.name, "optimizer") if ":" in call.name else OPTIMIZERS.get(call.name)
+    make = OPTIMIZERS.get(call.name)
     try:
         made = spec.apply(call, make, list(parameters))
     except UsageError:

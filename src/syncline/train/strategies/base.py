@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from syncline.errors import UsageError
 from syncline.registry import Registry
 from syncline.spec import apply, parse_one
 from syncline.trace import Recorder
@@ -104,7 +105,9 @@ def strategy(name: str) -> Callable[[_S], _S]:
 def load(text: str) -> Strategy:
     """The strategy of a spec such as `ddp-powersgd(rank=4)`."""
     call = parse_one(text)
-    made: Strategy = apply(call, STRATEGIES.get(call.name))
+    made = apply(call, STRATEGIES.get(call.name))
+    if not isinstance(made, Strategy):
+        raise UsageError(f"'{text}' gives a {type(made).__name__}: a subclass of Strategy is needed")
     return made
 
 

@@ -2,14 +2,13 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
 
 
-def import_own(path: str, kind: str) -> Callable[..., Any]:
+def import_own(path: str, kind: str) -> Any:
     """The callable at `package.module:name`; the current folder is searched too."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
@@ -23,8 +22,7 @@ def import_own(path: str, kind: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise UsageError(f"{kind} '{path}' is a {type(found).__name__}: a function or class is needed")
-    callable_: Callable[..., Any] = found
-    return callable_
+    return found
 
 
 def _import(name: str, asked: str) -> Any:

@@ -1,0 +1,50 @@
+"""`syncline bench`, on a codec of the user's own beside ours."""
+
+import json
+
+import pytest
+from command import run
+
+from syncline.errors import UsageError
+from syncline.train.strategies import load
+
+OWN = """
+import torch
+from syncline.codecs import Merge, codec, coder
+
+def encode(x): return (x.half(),)
+def decode(payload, count): return payload[0].float()
+
+@codec("myhalf", feedback=True)
+def myhalf(grad, state):
+    return (yield Merge(grad, coder(encode, decode)))
+"""
+
+
+def test_codecs_of_ours_and_of_the_users(tmp_path):
+    (tmp_path / "my_codec.py").write_text(OWN)
+    done = run("bench", "codecs", "--codecs", "my_codec:myhalf,int8", "--largest-mb", "0.1", "--out", "b", cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "b" / "codecs.json").read_text())["rows"]
+    assert [row["codec"] for row in rows] == ["my_codec:myhalf", "int8"]
+    assert rows[0]["wire_ratio"] == 2
+    assert rows[1]["error"]["100"] < rows[1]["error"]["1"] < 0.05
+    assert all(row["encode_of_copy"] > 0 for row in rows)
+    assert "<svg" in (tmp_path / "b" / "codecs.html").read_text()
+
+
+def test_convergence_has_a_dense_row_and_curves(tmp_path):
+    args = ("--codecs", "int8", "--steps", "3", "--model", "mlp(hidden=16)", "--data", "shapes", "--json", "--out", "b")
+    done = run("bench", "convergence", *args, cwd=tmp_path)
+    assert done.code == 0, done.err
+    dense, lossy = json.loads(done.out)["rows"]
+    assert dense["codec"] == "none"
+    assert dense["points_below_dense"] == 0
+    assert lossy["loss"] == pytest.approx(dense["loss"], abs=0.05)
+    assert lossy["wire_ratio"] > 3
+    assert "<svg" in (tmp_path / "b" / "convergence.html").read_text()
+
+
+def test_an_own_strategy_must_be_one():
+    with pytest.raises(UsageError, match="a subclass of Strategy is needed"):
+        load("collections:Counter")
