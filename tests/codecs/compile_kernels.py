@@ -7,13 +7,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from syncline.codecs.kernels import gpu_blocks, gpu_random, gpu_select, gpu_sign, gpu_ternary
+from syncline.codecs.kernels import (
+    gpu_blocks,
+    gpu_moments,
+    gpu_random,
+    gpu_sample,
+    gpu_saturate,
+    gpu_select,
+    gpu_sign,
+    gpu_ternary,
+)
 
 TYPES = {
     "x_ptr": "*fp32", "values_ptr": "*fp32", "out_ptr": "*fp32", "scale_ptr": "*fp32", "scales_ptr": "*fp32",
     "pos_ptr": "*fp32", "neg_ptr": "*fp32", "partial_ptr": "*fp32", "means_ptr": "*fp32", "packed_ptr": "*u8",
-    "codes_ptr": "*u8", "table_ptr": "*i64", "pieces_ptr": "*i64", "state_ptr": "*i64",
+    "codes_ptr": "*u8", "table_ptr": "*i64", "pieces_ptr": "*i64", "pairs_ptr": "*i64",
+    "threshold_ptr": "*fp32", "tallies_ptr": "*i64", "ends_ptr": "*i64", "sums_ptr": "*fp64", "limit": "fp32",
 }  # fmt: skip
+COUNTS = {"tallies_ptr": "*i32", "ends_ptr": "*i32"}
 KERNELS = [
     (gpu_sign._sign_encode, {"TABLE": False, "BYTES": 1024}, {}, True),
     (gpu_sign._sign_encode, {"TABLE": True, "BYTES": 1024}, {"x_ptr": "*bf16"}, False),
@@ -35,16 +46,24 @@ KERNELS = [
     *[(gpu_blocks._unpack, {"BITS": b, "BYTES": 1024}, {"out_ptr": "*u8"}, False) for b in (1, 2, 4)],
     (gpu_random._natural_encode, {"TILE": 2048}, {"out_ptr": "*u8"}, True),
     (gpu_random._natural_decode, {"TILE": 2048}, {}, False),
-    (gpu_select._count, {"TIES": True, "TILE": 2048}, {}, True),
-    (gpu_select._count, {"TIES": False, "TILE": 2048}, {}, True),
-    (gpu_select._write, {"TIES": True, "TILE": 2048}, {}, True),
-    (gpu_select._write, {"TIES": False, "TILE": 2048}, {}, True),
-    (gpu_select._bracket, {"TILE": 2048}, {}, True),
-    (gpu_select._bins, {"TILE": 2048}, {}, True),
-    (gpu_select._bins, {"TILE": 2048}, {"n": "i64"}, True),
-    (gpu_select._narrow, {"FIRST": True}, {}, False),
-    (gpu_select._narrow, {"FIRST": False}, {}, False),
-    (gpu_select._candidates, {"TILE": 2048}, {}, True),
+    (gpu_select._collect, {"TILE": 2048}, {}, True),
+    (gpu_select._collect, {"TILE": 2048}, {"x_ptr": "*bf16"}, False),
+    *[(gpu_select._digits, {"ROUND": r, "TILE": 1024}, {}, False) for r in range(4)],
+    (gpu_select._tally, {"TILE": 2048, "TILES": 16, "BLOCK": 32}, {}, False),
+    (gpu_select._place, {"TIES": True, "TILE": 2048, "TILES": 16, "BLOCK": 32}, {}, False),
+    (
+        gpu_select._place,
+        {"TIES": False, "TILE": 2048, "TILES": 16, "BLOCK": 32},
+        {"tallies_ptr": "*i32", "ends_ptr": "*i32"},
+        False,
+    ),
+    (gpu_sample._sample, {"ALL": False, "SIZE": 8192}, {}, False),
+    (gpu_sample._sample, {"ALL": True, "SIZE": 8192}, {"x_ptr": "*fp16"}, False),
+    (gpu_moments._moments, {"TILE": 2048}, {}, True),
+    (gpu_moments._moments, {"TILE": 2048}, {"x_ptr": "*bf16"}, False),
+    (gpu_moments._finish, {"SIZE": 2048}, {}, False),
+    (gpu_saturate._saturate, {"TILE": 2048}, {"out_ptr": "*fp16"}, True),
+    (gpu_saturate._saturate, {"TILE": 2048}, {"x_ptr": "*fp16", "out_ptr": "*fp16"}, True),
 ]
 
 

@@ -22,7 +22,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 from syncline.codecs.kernels import (
     gpu,
     gpu_blocks,
+    gpu_moments,
     gpu_random,
+    gpu_sample,
     gpu_select,
     gpu_sign,
     gpu_ternary,
@@ -137,37 +139,163 @@ def test_many_tensors_in_one_launch():
 KINDS = {
     "normal": lambda x: x,
     "ties": lambda x: x.round(),
+    "equal": lambda x: x * 0 - 3,
     "zero": lambda x: x * 0,
     "wide": lambda x: torch.exp(x * 15),
     "broken": lambda x: torch.where(torch.arange(x.numel()) % 97 == 3, float("nan"), x),
+    "infinite": lambda x: torch.where(torch.arange(x.numel()) % 53 == 7, -float("inf"), x),
+    "tiny": lambda x: x * 1e-40,
+    "one hot tile": lambda x: torch.where(torch.arange(x.numel()) // 600 == 1, x * 1e3, x),
 }
 
 
+def bits(x):
+    return x.float().view(torch.int32)
+
+
+def largest(x, k):
+    """What top-k must give: by magnitude, nan above inf, and the first of equal ones."""
+    keys = bits(x) & 0x7FFFFFFF
+    return keys.sort(descending=True, stable=True).indices[:k].sort().values
+
+
+def check_topk(x, k):
+    found, indices = gpu_select.topk(x, k)
+    assert indices.dtype == torch.int32
+    assert found.dtype == x.dtype
+    same(indices.long(), largest(x, k))
+    same(bits(found), bits(x[indices.long()]))
+
+
+def check_compact(x, threshold, capacity):
+    limit = torch.tensor(threshold)
+    for a, b in zip(gpu_select.compact(x, limit, capacity), sparse.compact(x, limit, capacity), strict=True):
+        same(a, b)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """For each selection, whether the buffer could serve it: the others read the whole tensor again."""
+    served, honest = [], gpu_select._ordered
+
+    def watched(x, threshold, found, tallies, need, out, tile):
+        held = int(found.state[0])
+        served.append(need <= held <= found.pairs.numel())
+        return honest(x, threshold, found, tallies, need, out, tile)
+
+    monkeypatch.setattr(gpu_select, "_ordered", watched)
+    monkeypatch.setattr(gpu_select, "PROGRAMS", 3)
+    return served
+
+
+@pytest.mark.usefixtures("used")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 50, 5000])
-def test_selection(n, kind, monkeypatch):
-    monkeypatch.setattr(gpu_select, "PROGRAMS", 3)
+@pytest.mark.parametrize("n", [1, 50, 2048, 5000])
+def test_selection(n, kind):
     x = KINDS[kind](values(n))
-    for threshold in (0.0, 1.0, -1.0, float("nan")):
-        for capacity in (0, 1, n + 5):
-            got = gpu_select.compact(x, torch.tensor(threshold), capacity)
-            for a, b in zip(got, sparse.compact(x, torch.tensor(threshold), capacity), strict=True):
-                same(a, b)
-    for k in sorted({0, 1, n // 100 + 1, n}):
-        found, indices = gpu_select.topk(x, k)
-        keys = (x.view(torch.int32) & 0x7FFFFFFF).sort(descending=True).values[:k]
-        same((found.view(torch.int32) & 0x7FFFFFFF).sort(descending=True).values, keys)
-        same(x[indices.long()], found)
-        assert bool((indices[1:] > indices[:-1]).all())
+    for threshold, capacity in ((0.0, n + 5), (1.0, 0), (1.0, 1), (1.0, n + 5), (-1.0, 7), (float("nan"), n)):
+        check_compact(x, threshold, capacity)
+    for k in sorted({0, 1, n // 100 + 1, n // 3, n}):
+        check_topk(x, k)
 
 
-def test_topk_is_exact_even_when_the_sample_misleads(monkeypatch):
-    monkeypatch.setattr(gpu_select, "PROGRAMS", 3)
-    x = values(9001)
-    for wrong in (0, 0x7F000000):
-        monkeypatch.setattr(gpu_select, "_first_limits", lambda x, k, w=wrong: torch.full((16,), w, dtype=torch.int32))
-        found, _ = gpu_select.topk(x, 500)
-        same(found.abs().sort().values, x.abs().sort().values[-500:])
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_selection_of_halves(dtype):
+    for kind in ("normal", "ties", "broken", "infinite"):
+        x = KINDS[kind](values(3001)).to(dtype)
+        check_topk(x, 100)
+        check_compact(x, 2.5, 200)
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("config", [(512, 1), (1024, 4), (2048, 4)])
+def test_selection_around_the_borders_of_tiles(config, monkeypatch):
+    monkeypatch.setattr(gpu_select.topk, "__defaults__", (config,))
+    monkeypatch.setattr(gpu_select.compact, "__defaults__", (config,))
+    for n in (15, 16, 17, config[0] - 1, config[0], config[0] + 1, 2 * config[0] + 3):
+        check_topk(values(n), max(1, n // 50))
+        check_compact(values(n), 2.0, n // 10 + 1)
+
+
+def test_the_buffer_serves_ordinary_data(used):
+    for kind in ("normal", "wide", "tiny", "one hot tile"):
+        check_topk(KINDS[kind](values(20_000)), 200)
+    check_compact(values(20_000), 4.0, 1000)
+    assert used == [True] * 5
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-30, 1e30, float("inf"), float("nan")])
+def test_topk_is_exact_even_when_the_sample_misleads(wrong, used, monkeypatch):
+    monkeypatch.setattr(gpu_select, "_first_threshold", lambda x, k: torch.tensor(wrong))
+    check_topk(values(9001), 500)
+    check_topk(values(9001).round(), 500)
+    assert used == [False, False]
+
+
+def test_topk_of_data_that_hides_from_the_sample(used, monkeypatch):
+    monkeypatch.setattr(gpu_select, "SAMPLES", 64)
+    n, k = 9001, 300
+    seen = sparse.stratified(n, 64, seed=k, device=torch.device("cpu"))
+    low, high = values(n), values(n)
+    low[seen] = 0
+    high[seen] = 1e6
+    check_topk(low, k)
+    check_topk(high, k)
+    assert used == [False, False]
+
+
+def test_more_than_the_buffer_holds_is_compacted_in_order(used):
+    check_compact(values(9001), 0.5, 100)
+    check_compact(values(9001), 0.0, 9000)
+    assert used == [False, True]
+
+
+@pytest.mark.parametrize("n", [1, 100, 5000, 9001])
+def test_sampled_threshold(n):
+    for kind in ("normal", "ties", "zero", "broken"):
+        x = KINDS[kind](values(n))
+        for ratio, seed, samples in ((0.01, 1, 64), (0.3, -5, 1000), (1.0, 2**40, 8192)):
+            got = gpu.sampled_threshold(x, ratio, seed, samples)
+            same(got, sparse.sampled_threshold(x, ratio, seed, samples))
+    assert float(gpu_sample.ranked(values(100), 100, samples=64, seed=1)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # NumPy's, of inf - inf
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [0, 1, 1000, 2048, 9001])
+def test_moments(n, dtype, monkeypatch):
+    monkeypatch.setattr(gpu_moments, "PROGRAMS", 3)
+    for scale, shift in ((1, 0), (1e-25, 0), (1e25, 0), (1e-3, 5)):
+        x = ((values(n) * scale) + shift).to(dtype)
+        if not x.isfinite().all():  # past float16
+            continue
+        exact = x.double()
+        want = torch.stack([exact.mean(), exact.std(unbiased=False), exact.abs().max()]) if n else torch.zeros(3)
+        got = gpu_moments.moments(x)
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-6, atol=float(want[2]) * 1e-7)
+        torch.testing.assert_close(plain.moments(x), got, rtol=1e-5, atol=float(want[2]) * 1e-6)
+    if n:
+        for bad in (float("nan"), float("inf")):
+            x[n // 2] = bad
+            _, deviation, top = gpu_moments.moments(x)
+            assert deviation.isnan()
+            assert not top.isfinite()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [0, 1, 2048, 5000])
+def test_saturate(n, dtype):
+    x = (torch.linspace(-1e5, 1e5, n)).to(dtype)
+    x[n // 2 :: 7] = float("nan")
+    x[n // 3 :: 5] = -float("inf")
+    for target in (torch.float16, dtype):
+        limit = 64480.5 if target != torch.bfloat16 else 64512.0  # the interpreter cuts off what bfloat16 rounds
+        got = gpu.saturate(x, limit, target)
+        assert got.dtype == target
+        same(got, plain.saturate(x, limit, target))
+    wide = torch.tensor([1e300, -2.0, float("inf")], dtype=torch.float64)
+    assert gpu.saturate(wide, 10.0, torch.float64).tolist() == [10, -2, float("inf")]
 
 
 def test_every_kernel_compiles_for_hopper():

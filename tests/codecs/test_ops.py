@@ -133,6 +133,25 @@ def test_terngrad_has_no_bias():
     assert float((total / rounds - x).abs().max()) < 5 * float(scale) * 0.5 / rounds**0.5
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_moments_equal_numpy(n):
+    x = values(n) + 1
+    exact = x.numpy().astype(np.float64)
+    want = (exact.mean(), exact.std(), np.abs(exact).max()) if n else (0, 0, 0)
+    np.testing.assert_allclose([float(m) for m in ops.moments(x)], want, rtol=1e-5)
+    np.testing.assert_allclose(float(ops.moments(x * 1e-25)[1]), want[1] * 1e-25, rtol=1e-5)
+
+
+def test_saturate_keeps_what_is_not_finite():
+    x = torch.tensor([[1e30, -1e30], [float("inf"), -float("inf")], [float("nan"), 3.5]])
+    for dtype in (torch.float16, torch.float32):
+        out = ops.saturate(x, limit=1024.0, dtype=dtype)
+        assert out.dtype == dtype
+        want = torch.tensor([[1024, -1024], [float("inf"), -float("inf")], [float("nan"), 3.5]], dtype=dtype)
+        torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+    assert ops.saturate(torch.tensor([1e300], dtype=torch.float64), limit=2.0, dtype=torch.float64).tolist() == [2]
+
+
 @pytest.mark.usefixtures("either")
 def test_natural_is_a_neighbouring_power_of_two_without_bias():
     x = values(5003)

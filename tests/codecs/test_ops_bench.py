@@ -41,7 +41,8 @@ def test_page_is_one_file_with_a_line_for_each_codec(result):
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "<script" not in page
     for name in bench.specs():
-        assert page.count(f">{name}</text>") == 2
+        # A codec that does nothing would only stretch the axis.
+        assert page.count(f">{name}</text>") == (0 if name == "none" else 2)
     assert plot.chart([], "encode_of_copy", "encode") == ""
 
 

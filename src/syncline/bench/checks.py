@@ -128,6 +128,46 @@ def _select(x: Tensor) -> None:
         assert int((dense != 0).sum()) == int((values != 0).sum()), "densify"
 
 
+def _misled(x: Tensor) -> None:
+    """The k largest although the sample's threshold is far off: too low, too high, nan."""
+    if x.device.type != "cuda":
+        return
+    from syncline.codecs.kernels import gpu_select
+
+    honest = gpu_select._first_threshold
+    k = x.numel() // 100 + 1
+    want = gpu_select.topk(x, k)
+    for wrong in (0.0, 1e30, float("nan")):
+        off = torch.full((), wrong, device=x.device)
+        gpu_select._first_threshold = lambda *_, off=off: off
+        try:
+            got = gpu_select.topk(x, k)
+        finally:
+            gpu_select._first_threshold = honest
+        for name, a, b in zip(("values", "positions"), got, want, strict=True):
+            _same(a, b, f"{name}, threshold {wrong}")
+
+
+def _reduce(x: Tensor) -> None:
+    exact = x.cpu().double()
+    want = torch.stack([exact.mean(), exact.std(unbiased=False), exact.abs().max()])
+    got = torch.stack(ops.moments(x)).cpu().double()
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    _same(torch.stack(ops.moments(x)).cpu().double(), got, "moments, twice")
+    for seed, samples in ((1, 8192), (2, 100)):
+        got = ops.sampled_threshold(x, ratio=0.02, seed=seed, samples=samples)
+        _same(got, sparse.sampled_threshold(x, 0.02, seed, samples), f"threshold of {samples} samples")
+
+
+def _saturate(x: Tensor) -> None:
+    x = x.clone()
+    x[: x.numel() // 2] *= 1e5
+    x[:1] = float("inf")
+    x[-1:] = float("nan")
+    for dtype in (torch.float16, x.dtype):
+        _same(ops.saturate(x, limit=64480.5, dtype=dtype), plain.saturate(x, 64480.5, dtype), f"saturate to {dtype}")
+
+
 def _pack(x: Tensor) -> None:
     for bits in range(1, 9):
         values = (x.float().abs() * 1000).to(torch.int32).to(torch.uint8) & ((1 << bits) - 1)
@@ -142,6 +182,9 @@ _CHECKS: dict[str, Callable[[Tensor], None]] = {
     "blocks": _blocks,
     "natural": _natural,
     "select": _select,
+    "misled": _misled,
+    "reduce": _reduce,
+    "saturate": _saturate,
     "pack": _pack,
 }
 
@@ -202,6 +245,8 @@ def _syncs(device: torch.device) -> list[str]:
         "segments": lambda: ops.sign_encode(x, lengths=lengths),
         "ternary": lambda: ops.ternary_decode(ops.ternary_encode(x, threshold=0.5), 0.5, x.numel()),
         "terngrad": lambda: ops.terngrad_encode(x, scale=ops.abs_max(x), seed=1),
+        "moments": lambda: ops.moments(x),
+        "saturate": lambda: ops.saturate(x, limit=2.0, dtype=torch.float16),
         "blocks": lambda: ops.dequantize_blocks(*ops.quantize_blocks(x), count=x.numel()),
         "odd blocks": lambda: ops.dequantize_blocks(*ops.quantize_blocks(x, bits=3), bits=3, count=x.numel()),
         "qsgd": lambda: ops.qsgd_encode(x, seed=1),

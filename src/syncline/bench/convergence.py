@@ -39,6 +39,7 @@ class Setting:
     seed: int = 0
     evaluate_every: int = 50
     test_samples: int = 2000
+    final_samples: int = 10_000
     small: int = 16384
     """Tensors of up to so many values travel together, as one work item."""
 
@@ -74,6 +75,8 @@ def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
     named = [(name, p) for name, p in phase.module.named_parameters() if p.requires_grad]
     chosen = OPTIMIZERS.get(codec.definition.name, setting.optimizer)
     optimizer = load_optimizer(chosen, [p for _, p in named])
+    # Down to zero, so that the last evaluations are of a settled model and not of where a step happened to land.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / setting.steps)
     names = [name for name, _ in named]
     where = {"batch": setting.batch, "seed": setting.seed, "workers": setting.workers}
     samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(setting.workers)]
@@ -97,15 +100,17 @@ def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
         for (_, parameter), mean in zip(named, result.outputs[0], strict=True):
             parameter.grad = mean
         optimizer.step()
+        schedule.step()
         losses.append(total / setting.workers)
-        if (step + 1) % setting.evaluate_every == 0 or step + 1 == setting.steps:
+        if (step + 1) % setting.evaluate_every == 0:
             accuracies.append((step + 1, _accuracy(workload, setting.test_samples)))
+    final = _accuracy(workload, setting.final_samples)
     return {
         "codec": spec,
         "optimizer": chosen,
         "loss": losses,
-        "accuracies": accuracies,
-        "accuracy": statistics.mean(a for _, a in accuracies[-3:]),
+        "accuracies": [*accuracies, (setting.steps, final)],
+        "accuracy": final,
         "final_loss": statistics.mean(losses[-_SMOOTH:]),
         "bytes_per_step": sent / setting.steps,
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from syncline.bench.measure import Clock, copy_time, inputs
 from syncline.codecs import ops
-from syncline.codecs.kernels import pieces, sparse
+from syncline.codecs.kernels import pieces, plain, sparse
 
 SEED = 7
 RATIO = 0.01
@@ -57,6 +57,13 @@ def cases(x: Tensor) -> Iterator[Case]:
         lambda: ops.terngrad_encode(x, scale=scale, seed=SEED),
         lambda: pieces.ternary_encode(x, scale, SEED, None),
         4 * n + n // 4,
+    )
+    yield Case("moments", lambda: ops.moments(x), lambda: plain.moments(x), 4 * n)
+    yield Case(
+        "fp16 encode",
+        lambda: ops.saturate(x, limit=64480.5, dtype=torch.float16),
+        lambda: plain.saturate(x, 64480.5, torch.float16),
+        6 * n,
     )
     yield Case(
         "ternary decode",
@@ -159,7 +166,7 @@ def many_small(device: torch.device, tensors: int = 200, count: int = 3000) -> d
 
 def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> list[dict[str, Any]]:
     """Times of the Triton kernels with other tile sizes and warps than the fixed ones; CUDA alone."""
-    from syncline.codecs.kernels import gpu_blocks, gpu_select, gpu_sign, gpu_ternary
+    from syncline.codecs.kernels import gpu_blocks, gpu_moments, gpu_saturate, gpu_select, gpu_sign, gpu_ternary
 
     (x,) = inputs(count, device, most=1)
     clock = Clock(device)
@@ -179,12 +186,16 @@ def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> lis
         "int4 encode": lambda c: gpu_blocks.quantize_blocks(x, 4, 256, None, False, c),
         "compact": lambda c: gpu_select.compact(x, limit * 2.5, count // 50, c),
         "topk": lambda c: gpu_select.topk(x, count // 100, c),
+        "moments": lambda c: gpu_moments.moments(x, c),
+        "saturate": lambda c: gpu_saturate.saturate(x, 64480.5, torch.float16, c),
     }
     bytes_ = [(256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8)]
     values = [(1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)]
+    threads = [(512, 1), (1024, 2), (1024, 4), (2048, 4), (4096, 8)]  # 16 values a thread, or 8
     rows = []
     for name, trial in trials.items():
         configs = bytes_ if name.split()[0] in ("sign", "tbq", "terngrad", "ternary") else values
+        configs = threads if name in ("compact", "topk") else configs
         times = {c: clock.time([partial(trial, c)], budget_s=budget_s).median for c in configs}
         rows.append({"operator": name, "ms": {f"{a}x{w}": t for (a, w), t in times.items()}})
     return rows

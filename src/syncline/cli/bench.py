@@ -22,6 +22,7 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 800,
     model: Annotated[str | None, typer.Option(help="convergence: the model.")] = None,
+    seed: Annotated[int, typer.Option(help="convergence: of model, data and order.")] = 0,
     data: Annotated[
         str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")
     ] = "auto",
@@ -66,7 +67,7 @@ def bench(
         from syncline.bench import curves
         from syncline.bench.convergence import Setting, measure
 
-        setting = Setting(steps=steps, data=data, model=model or Setting.model)
+        setting = Setting(steps=steps, data=data, seed=seed, model=model or Setting.model)
         result = measure(setting, names, progress=lambda text: console.print(text, markup=False, highlight=False))
         page = curves.page(result)
         table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}")

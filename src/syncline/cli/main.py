@@ -26,7 +26,8 @@ VERBS = {
 def main() -> None:
     """Entry point of `syncline`."""
     # As an exception, so that ranks, nodes and half-written files are put away first.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_root)
     called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")

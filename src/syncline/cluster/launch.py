@@ -8,8 +8,11 @@ import ctypes
 import multiprocessing as mp
 import os
 import re
+import select
 import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +28,7 @@ PRELOAD = ("torch", "torch._dynamo", "syncline.train.worker")
 _PR_SET_PDEATHSIG = 1
 _SETTLE_S = 1.0
 _GRACE_S = 3.0
-_PEER_LOST = re.compile(
-    r"connection (closed|reset|refused)|closed by peer|broken pipe|timed out|timeout|remote (peer|process)|socket", re.I
-)
+_PEER_LOST = re.compile(r"gloo|nccl|connection (closed|reset) by peer|DistBackendError|DistNetworkError", re.I)
 
 Report = Callable[[Any], None]
 """Sends a plain value from a rank to the caller of `launch`."""
@@ -64,6 +65,16 @@ def lost_a_peer(summary: str) -> bool:
     return _PEER_LOST.search(summary) is not None
 
 
+def warm_up() -> None:
+    """Start the forkserver and let it load torch, so that the first run's start-up is its own."""
+    with tempfile.TemporaryDirectory(prefix="syncline-") as folder:
+        launch(_nothing, [Place(rank=0, world_size=1)], None, logs=Path(folder))
+
+
+def _nothing(place: Place, payload: Any, report: Report) -> None:
+    """A rank with nothing to do."""
+
+
 def launch(
     function: Callable[[Place, Any, Report], Any],
     places: Sequence[Place],
@@ -81,7 +92,9 @@ def launch(
     context.set_forkserver_preload(list(PRELOAD))
     pairs = [context.Pipe(duplex=False) for _ in places]
     ranks = [
-        context.Process(target=_main, args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log")))
+        context.Process(
+            target=_main, args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log"), os.getpid())
+        )
         for place, (_, sender) in zip(places, pairs, strict=True)
     ]
     try:
@@ -173,7 +186,7 @@ def _end(ranks: Sequence[Any]) -> None:
         process.close()
 
 
-def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Connection, log: str) -> None:
+def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Connection, log: str, caller: int) -> None:
     """A rank's life. The parent speaks for all ranks, so Ctrl-C is its business alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -183,6 +196,8 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
         os.environ.update(place.environment)
         if place.netns is not None:
             enter(place.netns)
+        # Now: a thread that was started before would have stayed in the old namespace.
+        threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
         value = function(place, payload, lambda message: sender.send(("message", message)))
         sender.send(("value", value))
     except UsageError as error:
@@ -195,6 +210,16 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
         sender.close()
         os._exit(1)
     sender.close()
+
+
+def _end_with(caller: int) -> None:
+    """End this rank when the caller is gone. The forkserver, its parent, lives on as long as any rank does."""
+    try:
+        descriptor = os.pidfd_open(caller)
+    except ProcessLookupError:
+        os._exit(1)
+    select.select([descriptor], [], [])
+    os._exit(1)
 
 
 def _redirect(log: str) -> None:

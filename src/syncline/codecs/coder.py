@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from syncline.codecs import ops
 from syncline.codecs.wire import Layout, layout_of
 
 Payload = tuple[Tensor, ...]
@@ -104,12 +105,12 @@ def cast(dtype: torch.dtype) -> Coder:
 
 
 def _encode_cast(x: Tensor, *, dtype: torch.dtype) -> Payload:
-    return ((saturated(x) if dtype == torch.float16 else x).to(dtype),)
+    return (saturated(x, dtype) if dtype == torch.float16 else x.to(dtype),)
 
 
-def saturated(x: Tensor) -> Tensor:
+def saturated(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """x within float16's range, with room for the rounding of a sum of shares; inf and nan pass as they are."""
-    return torch.where(x.isinf(), x, x.clamp(-FP16_LIMIT, FP16_LIMIT))
+    return ops.saturate(x, limit=FP16_LIMIT, dtype=dtype or x.dtype)
 
 
 def _decode_cast(payload: Payload, count: int, *, dtype: torch.dtype) -> Tensor:

@@ -21,6 +21,7 @@ __all__ = [
     "densify",
     "dequantize_blocks",
     "extract",
+    "moments",
     "natural_decode",
     "natural_encode",
     "orthonormal",
@@ -31,6 +32,7 @@ __all__ = [
     "quantize_blocks",
     "random_bits",
     "sampled_threshold",
+    "saturate",
     "scatter_add",
     "sign_decode",
     "sign_encode",
@@ -136,6 +138,20 @@ def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
     return torch.stack(parts) if parts else zero.new_empty(0)
 
 
+def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, standard deviation (of all values, not of a sample) and largest magnitude: one read of the tensor.
+
+    Each a 0-d float32, 0 for an empty tensor; what is not finite makes the deviation nan.
+    """
+    mean, deviation, largest = library.moments(_flat32(x)).unbind()
+    return mean, deviation, largest
+
+
+def saturate(x: Tensor, *, limit: float, dtype: torch.dtype) -> Tensor:
+    """x within +-limit and in `dtype`, in its shape; inf and nan pass as they are."""
+    return library.saturate(_flat(x), limit, dtype).view(x.shape)
+
+
 def ternary_encode(x: Tensor, *, threshold: float | Tensor) -> Tensor:
     """Two bits a value: 1 where x > threshold, 2 where x < -threshold, else 0; 3 says nan."""
     return library.ternary_encode(_flat32(x), _scales(threshold, x, None), None, None)
@@ -190,7 +206,7 @@ def sampled_threshold(x: Tensor, *, ratio: float, seed: int, samples: int = 8192
         raise ValueError(f"samples is {samples}: use 1 or more")
     if not x.numel():
         return x.new_zeros((), dtype=torch.float32)
-    return sparse.sampled_threshold(x, ratio, seed, samples)
+    return library.sampled_threshold(x, ratio, _signed(seed), samples)
 
 
 def compact(x: Tensor, *, threshold: float | Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:

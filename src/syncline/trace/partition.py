@@ -9,12 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from syncline.trace.span import Span
+from syncline.trace.span import STEP, Span
 
 PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
-STEP = "step"
-"""Name of the lane that brackets a whole step."""
-
 _PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
 _PHASE_OF = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
 
@@ -22,18 +19,26 @@ _PHASE_OF = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange":
 def split_waits(spans: Iterable[Span]) -> list[Span]:
     """Cut every exchange at the moment its last rank joined: before it a `wait` span, after it the exchange.
 
-    Spans of one exchange have the same step, name and unit on every rank. Needs the ranks' clocks to agree.
+    Spans of one exchange have the same step, name and unit on every rank; where a step repeats them, the n-th of one
+    rank belongs to the n-th of the others. A rank that joined after a span had ended was not waited for: in an exchange
+    made of sends and receives not everybody needs everybody. Needs the ranks' clocks to agree.
     """
     spans = list(spans)
-    joined: dict[tuple[int, str, str], int] = {}
+    seen: dict[tuple[int, int, str, str], int] = defaultdict(int)
+    keys: list[tuple[int, str, str, int] | None] = []
+    starts: dict[tuple[int, str, str, int], list[int]] = defaultdict(list)
     for span in spans:
-        if span.lane == "exchange":
-            key = (span.step, span.name, span.unit)
-            joined[key] = max(joined.get(key, span.start), span.start)
+        if span.lane != "exchange":
+            keys.append(None)
+            continue
+        mine = (span.rank, span.step, span.name, span.unit)
+        key = (span.step, span.name, span.unit, seen[mine])
+        seen[mine] += 1
+        starts[key].append(span.start)
+        keys.append(key)
     result = []
-    for span in spans:
-        cut = joined.get((span.step, span.name, span.unit), span.start) if span.lane == "exchange" else span.start
-        cut = min(cut, span.end)
+    for span, place in zip(spans, keys, strict=True):
+        cut = span.start if place is None else max(start for start in starts[place] if start <= span.end)
         if cut > span.start:
             result.append(replace(span, lane="wait", end=cut, bytes=0))
             result.append(replace(span, start=cut))

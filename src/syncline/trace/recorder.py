@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from syncline.trace.span import Span
+from syncline.trace.span import STEP, Span
 
 _Mark = Any  # an int (host nanoseconds) or a torch.cuda.Event
 _Row = tuple[str, str, str, int, _Mark, _Mark, int]
@@ -37,6 +37,7 @@ class Recorder:
         self.dropped = 0
         self._cuda = torch.device(device).type == "cuda"
         self._rows: deque[_Row] = deque(maxlen=capacity)
+        self._steps: list[_Row] = []
         self._base: tuple[torch.cuda.Event, int] | None = None
         if self._cuda:
             self._base = _base_event()
@@ -63,38 +64,51 @@ class Recorder:
         """File a span between two marks; `step` defaults to the current one."""
         if not self.enabled:
             return
+        row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes)
+        if lane == STEP:
+            self._steps.append(row)  # one a step, for ever: the series of step times is always whole
+            return
         if len(self._rows) == self._rows.maxlen:
             self.dropped += 1
-        self._rows.append((lane, name, unit, self.step if step < 0 else step, start, end, bytes))
+        self._rows.append(row)
 
     def span(self, lane: str, name: str = "", *, unit: str = "", bytes: int = 0) -> "Timed":
         """Context manager that files the span of its block."""
         return Timed(self, lane, name or lane, unit, bytes)
 
+    @property
+    def whole_from(self) -> int:
+        """The first step of which no span was dropped."""
+        return self._rows[0][3] + 1 if self.dropped else 0
+
     def spans(self) -> list[Span]:
-        """All kept spans as records, in the order they ended. On CUDA this waits for the events it reads."""
+        """All kept spans as records, steps last. On CUDA this waits for the events it reads."""
         return [
-            Span(self.rank, lane, name, unit, step, self._time(start), self._time(end), size)
-            for lane, name, unit, step, start, end, size in self._rows
+            Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
+            for lane, name, unit, step, start, end, size in (*self._rows, *self._steps)
         ]
 
-    def lane_ns(self, step: int) -> dict[str, int]:
-        """Nanoseconds by lane of one recent step, for a log line; reads spans from the end backwards."""
-        totals: dict[str, int] = {}
-        for lane, _, _, row_step, start, end, _ in reversed(self._rows):
-            if row_step < step:
-                break
-            if row_step == step:
-                totals[lane] = totals.get(lane, 0) + self._time(end) - self._time(start)
+    def lane_ns(self, first_step: int) -> dict[int, dict[str, int]]:
+        """Nanoseconds by lane of every step from `first_step` on, for log lines; reads from the end backwards."""
+        totals: dict[int, dict[str, int]] = {}
+        for rows in (self._rows, self._steps):
+            for lane, _, _, step, start, end, _ in reversed(rows):
+                if step < first_step:
+                    break
+                begin, finish = self._times(start, end)
+                lanes = totals.setdefault(step, {})
+                lanes[lane] = lanes.get(lane, 0) + finish - begin
         return totals
 
-    def _time(self, mark: _Mark) -> int:
-        if isinstance(mark, int):
-            return mark
+    def _times(self, start: _Mark, end: _Mark) -> tuple[int, int]:
+        if isinstance(start, int):
+            return start, int(end)
         assert self._base is not None
-        mark.synchronize()
+        end.synchronize()
         event, host = self._base
-        return int(host + round(event.elapsed_time(mark) * 1e6))
+        begin = int(host + round(event.elapsed_time(start) * 1e6))
+        # From its own start: after minutes, the distance from the base is too coarse for a short span.
+        return begin, begin + round(start.elapsed_time(end) * 1e6)
 
 
 class Timed:

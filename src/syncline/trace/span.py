@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 LANES = ("data", "forward", "backward", "encode", "exchange", "decode", "update", "wait")
-"""What a rank can be doing. `step` brackets a whole step and belongs to no lane of work."""
+"""What a rank can be doing."""
+
+STEP = "step"
+"""Brackets a whole step; no lane of work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ def assemble(
 ) -> dict[str, Any]:
     """The run of one strategy; `records` are in rank order, aggregators last."""
     workers = [record for record in records if "losses" in record]
-    entries = [_rank(record, [s for s in spans if s.rank == record["rank"]]) for record in workers]
+    whole = max(record["whole_from"] for record in workers)
+    entries = [_rank(record, [s for s in spans if s.rank == record["rank"]], whole) for record in workers]
     series = [max(values) for values in zip(*(entry["step_ms_series"] for entry in entries), strict=True)]
     steady = summary(series[1:] or series)
     measured = all(record.get("wire") is not None for record in records)
@@ -51,9 +52,9 @@ def assemble(
     }
 
 
-def _rank(record: Mapping[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
+def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> dict[str, Any]:
     series = [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
-    steps = partition(spans)
+    steps = partition(s for s in spans if s.step >= whole_from) or partition(spans)
     first = min(steps)
     steady = {step: phases for step, phases in steps.items() if step != first} or steps
     theory, wire = record["theory"], record.get("wire")

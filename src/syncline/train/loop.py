@@ -9,6 +9,7 @@ for each phase of the workload (one; two for a GAN):
 """
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class Outcome:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     accuracy: float | None = None
     wire: Counters | None = None
-    """Bytes a step, over all steps but the first."""
+    """Bytes a step, over all steps but the first ones."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ class Loop:
         outcome = Outcome()
         first_reading: Counters | None = None
         total = self.epochs * self.steps
+        # PowerSGD's hook sends its first two gradients dense.
+        first_counted = max(0, min(2, total - 2))
         with self.log.open("w") as log:
             for epoch in range(self.epochs):
                 started = time.perf_counter()
                 rows: list[tuple[int, Tensor]] = []
                 for step in range(epoch * self.steps, (epoch + 1) * self.steps):
                     rows.append((step, self._step(step)))
-                    if step == 0 and self.count_wire:
+                    if step == first_counted and self.count_wire:
                         first_reading = read_counters()
                     if self.device.type == "cpu":
                         self._write(log, epoch, rows, outcome)
@@ -80,7 +83,8 @@ class Loop:
                 outcome.epochs.append(self._epoch(epoch, time.perf_counter() - started, outcome))
         if first_reading is not None and total > 1:
             moved = outcome.epochs[-1].pop("wire").since(first_reading)
-            outcome.wire = Counters(round(moved.sent / (total - 1)), round(moved.received / (total - 1)))
+            steps = total - 1 - first_counted
+            outcome.wire = Counters(round(moved.sent / steps), round(moved.received / steps))
         for record in outcome.epochs:
             record.pop("wire", None)
         return outcome
@@ -108,25 +112,26 @@ class Loop:
         return torch.stack(losses).sum()
 
     def _write(self, log: Any, epoch: int, rows: list[tuple[int, Tensor]], outcome: Outcome) -> None:
+        totals = self.recorder.lane_ns(rows[0][0]) if rows else {}
         for step, loss in rows:
             value = float(loss)
             outcome.losses.append(value)
-            lanes = {lane: ns / 1e6 for lane, ns in self.recorder.lane_ns(step).items()}
+            lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
             seconds = lanes.get("step", 0.0) / 1e3 or float("nan")
             row = {
                 "step": step,
                 "epoch": epoch + 1,
-                "loss": value,
+                "loss": value if math.isfinite(value) else None,
                 "step_ms": lanes.get("step", 0.0),
                 **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("data", "forward", "backward")},
                 **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("exchange", "update")},
                 "samples_per_s": round(self.sampler.batch / seconds, 3),
-                "syncs_per_s": round(len(self.synchronisers) / seconds, 4),
+                "syncs_per_s": round(len(self.synchronisers) / seconds, 4) if self.synchronised_bytes else 0.0,
                 "synchronised_bytes": self.synchronised_bytes,
             }
             log.write(json.dumps(row) + "\n")
             log.flush()
-            self.progress({"step": step, **{k: row[k] for k in ("epoch", "loss", "step_ms")}})
+            self.progress({"step": step, "loss": value, **{k: row[k] for k in ("epoch", "step_ms")}})
         rows.clear()
 
     def _epoch(self, epoch: int, train_s: float, outcome: Outcome) -> dict[str, Any]:

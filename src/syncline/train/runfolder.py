@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +24,15 @@ class RunFolder:
     """`config.json`, `versions.json`, `results.json`, `report.html` and a folder a strategy under `runs/`."""
 
     def __init__(self, path: Path | None, *, label: str) -> None:
-        self.path = _fresh(label) if path is None else _claim(path)
+        self._aside: Path | None = None
+        self.path = _fresh(label) if path is None else self._claim(path)
         (self.path / "runs").mkdir()
+
+    def discard(self) -> None:
+        """Undo: nothing was run, so nothing is kept, and an earlier run goes back to its place."""
+        shutil.rmtree(self.path)
+        if self._aside is not None:
+            self._aside.rename(self.path)
 
     def describe(self, config: Config, environment: dict[str, Any]) -> None:
         """Write what was asked and on what it runs, before anything can fail."""
@@ -46,6 +54,23 @@ class RunFolder:
         """Write `results.json` and then `report.html`, each in one move."""
         results_file.save(results, self.path / results_file.FILE_NAME)
         write_html(results, self.path / "report.html")
+
+    def _claim(self, path: Path) -> Path:
+        path = path.resolve()
+        try:
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"--out {path} is a file: name a folder")
+            if path.is_dir() and any(path.iterdir()):
+                if not (path / "config.json").exists() or not (path / "runs").is_dir():
+                    raise UsageError(f"--out {path} holds other things than a run: name a new or empty folder")
+                number = 1
+                while path.with_name(f"{path.name}.{number}").exists():
+                    number += 1
+                self._aside = path.rename(path.with_name(f"{path.name}.{number}"))
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make --out {path}: {error.strerror}") from None
+        return path
 
 
 def environment() -> dict[str, Any]:
@@ -84,23 +109,10 @@ def _fresh(label: str) -> Path:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            continue
+            if path.exists():
+                continue
+            raise UsageError("runs is a file here: name a folder with --out DIR") from None
+        except OSError as error:
+            raise UsageError(f"cannot make {path}: {error.strerror}; name a folder with --out DIR") from None
         return path
     raise UsageError("cannot make a folder under runs/: name one with --out DIR")
-
-
-def _claim(path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"--out {path} is a file: name a folder")
-    if path.is_dir() and any(path.iterdir()):
-        if not (path / "config.json").exists() or not (path / "runs").is_dir():
-            raise UsageError(f"--out {path} holds other things than a run: name a new or empty folder")
-        number = 1
-        while path.with_name(f"{path.name}.{number}").exists():
-            number += 1
-        path.rename(path.with_name(f"{path.name}.{number}"))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make --out {path}: {error.strerror}") from None
-    return path

@@ -5,7 +5,7 @@ what was computed before it is kept.
 """
 
 import json
-import tempfile
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ import syncline
 from syncline._compat import FileStore
 from syncline.cluster.capabilities import capabilities
 from syncline.cluster.gpu import Mps, rank_environment
-from syncline.cluster.launch import Place, Report, launch
+from syncline.cluster.launch import Place, Report, launch, warm_up
 from syncline.cluster.nodes import Cluster, Node
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import SCHEMA, Results
@@ -53,36 +53,56 @@ class Planned:
     train: Train
 
 
-def plan_runs(config: Config, *, world_size: int) -> list[Planned]:
-    """Every run of the session, checked before the first one starts."""
-    train = config.train
-    for key in ("batch", "epochs"):
-        if getattr(train, key) < 1:
-            raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
-    if train.steps < 0:
-        raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
+def plan_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[Planned]:
+    """Every run of the session, checked before the first one starts.
+
+    With a `fixed` world size (a launcher's) aggregators are taken out of it, else they come on top.
+    """
+    _check_numbers(config.train)
     if not config.compare.strategies:
         raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
     sizes = config.compare.scale or (world_size,)
     if min(sizes) < 1:
         raise UsageError(f"a world size must be at least 1, not {min(sizes)}")
-    runs = [_plan(config, name, size) for name in config.compare.strategies for size in sizes]
+    runs = [_plan(config, name, size, fixed=fixed) for name in config.compare.strategies for size in sizes]
     return list(dict.fromkeys(runs))
 
 
-def _plan(config: Config, name: str, size: int) -> Planned:
+def _check_numbers(train: Train) -> None:
+    for key in ("batch", "epochs"):
+        if getattr(train, key) < 1:
+            raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
+    if train.steps < 0:
+        raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
+    for key in ("threads", "test_samples"):
+        if getattr(train, key) < 0:
+            raise UsageError(f"train.{key} must be 0 or more, not {getattr(train, key)}")
+    if not 0 <= train.seed < 2**31:
+        raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {train.seed}")
+    if not 0 < train.timeout_s < 1e7:
+        raise UsageError(f"train.timeout_s must be a positive number of seconds, not {train.timeout_s}")
+
+
+def _plan(config: Config, name: str, size: int, *, fixed: bool) -> Planned:
     strategy, train = load(name), config.train
     if config.compare.scale and config.compare.scale_batch:
-        growth = size // min(config.compare.scale)
+        growth, rest = divmod(size, min(config.compare.scale))
+        if rest:
+            smallest = min(config.compare.scale)
+            raise UsageError(
+                f"with scale_batch every world size is a multiple of the smallest: {size} is not of {smallest}"
+            )
         train = replace(train, batch=train.batch * growth, steps=-(-train.steps // growth))
-    workers = 1 if strategy.alone else size
-    if not strategy.alone and workers == 1 and not config.compare.scale:
+    workers = 1 if strategy.alone else size - strategy.servers if fixed else size
+    if workers < 1:
+        raise UsageError(f"'{name}' needs more than its {strategy.servers} aggregators: start more ranks")
+    if not strategy.alone and size == 1 and not config.compare.scale:
         raise UsageError(f"'{name}' synchronises at least two ranks: use --nproc 2 or more, or the strategy 'single'")
     if train.batch % workers:
         below = train.batch // workers * workers or workers
-        raise UsageError(f"a batch of {train.batch} does not divide over {workers} ranks: use --batch {below}")
+        raise UsageError(f"a batch of {train.batch} does not divide over {workers} workers: use --batch {below}")
     # One rank has nobody to synchronise with: at world size 1 every strategy is plain training.
-    return Planned(name, workers, strategy.servers if workers > 1 else 0, train)
+    return Planned(name, workers, strategy.servers if size > 1 else 0, train)
 
 
 def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[Path, Results]:
@@ -95,20 +115,39 @@ def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[
             f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
         )
     runs = plan_runs(config, world_size=nproc)
+    for size in config.compare.scale if nodes else ():
+        if size > nodes and size % nodes:
+            raise UsageError(f"{size} ranks do not divide over {nodes} nodes: leave {size} out of --scale")
     with _cluster(config, max(run.servers for run in runs)) as (cluster, note):
         folder = RunFolder(out, label=config.train.model)
         results = start_results(config, folder, cluster=cluster, note=note)
         for text in results["warnings"]:
             watcher.note(text)
+        warm_up()
         several = len(config.compare.scale) > 1
         for run in runs:
             watcher.begin(run)
             path = folder.strategy(run.strategy, world_size=run.workers, several=several)
-            result = _run(run, config, path, cluster=cluster, watcher=watcher)
-            results["runs"].append(result)  # type: ignore[arg-type]
-            folder.save(results)
+            try:
+                result = _run(run, config, path, cluster=cluster, watcher=watcher)
+            except UsageError:
+                if not results["runs"]:
+                    folder.discard()
+                raise
+            add_result(results, result, folder)
             watcher.end(run, result)
     return folder.path, results
+
+
+def add_result(results: Results, result: dict[str, Any], folder: RunFolder) -> None:
+    """File a run and save, so that nothing that was computed can be lost."""
+    dropped = result.pop("spans_dropped", 0)
+    if dropped:
+        results["warnings"].append(
+            f"{result['strategy']}: the recorder was full, {dropped} early spans are not in its trace nor its shares"
+        )
+    results["runs"].append(result)  # type: ignore[arg-type]
+    folder.save(results)
 
 
 def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None) -> Results:
@@ -131,6 +170,13 @@ def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None,
         "warnings": [note] if note else [],
         "runs": [],
     }
+    load_average = os.getloadavg()[0]
+    if load_average > 0.5 * facts["cores"]:
+        results["warnings"].append(
+            f"this machine is busy with other things (load {load_average:.1f} on {facts['cores']} cores): "
+            "times are longer than they should be, and some more than others"
+        )
+    folder.save(results)
     return results
 
 
@@ -163,7 +209,8 @@ def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None,
         workers=run.workers,
         servers=run.servers,
         folder=str(folder),
-        emulated=cluster is not None and run.workers > 1,
+        # The counters are a node's: with several ranks on it they are nobody's alone.
+        count_wire=cluster is not None and 1 < run.workers <= config.cluster.nodes,
         cores=cores(),
         launched_ns=time.perf_counter_ns(),
     )
@@ -172,13 +219,15 @@ def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None,
         if rank == 0:
             watcher.step(content)
 
+    store = folder / "rendezvous"
     try:
-        with tempfile.TemporaryDirectory(prefix="syncline-") as scratch, ExitStack() as stack:
+        with ExitStack() as stack:
             places = _places(run, config, cluster, stack)
-            payload = (assignment, str(Path(scratch) / "store"))
-            records = launch(_rank_main, places, payload, logs=folder, on_message=message)
+            records = launch(_rank_main, places, (assignment, str(store)), logs=folder, on_message=message)
     except RankFailure as failure:
         return crashed(run, failure, folder)
+    finally:
+        store.unlink(missing_ok=True)
     return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1)
 
 
@@ -224,7 +273,8 @@ def finish(run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nod
     spans = spans_of(records)
     metadata = {"strategy": run.strategy, "world_size": run.workers}
     write_chrome_trace(spans, folder / "trace.json.gz", metadata=metadata)
-    return assemble(run.strategy, records, spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+    result = assemble(run.strategy, records, spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+    return result | {"spans_dropped": sum(record["spans_dropped"] for record in records)}
 
 
 def crashed(run: Planned, failure: RankFailure, folder: Path) -> dict[str, Any]:

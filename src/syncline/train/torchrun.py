@@ -20,8 +20,7 @@ from syncline.errors import RankFailure, UsageError
 from syncline.report.results import Results
 from syncline.train.config import Config
 from syncline.train.runfolder import RunFolder, cores
-from syncline.train.session import Planned, Watcher, crashed, finish, plan_runs, start_results
-from syncline.train.strategies import load
+from syncline.train.session import Planned, Watcher, add_result, crashed, finish, plan_runs, start_results
 from syncline.train.worker import Assignment, run_rank
 
 _POLL_S = 0.05
@@ -38,7 +37,7 @@ def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple
     rank, world_size, local_rank, local_size = _coordinates()
     if config.compare.scale:
         raise UsageError("--scale starts ranks itself: leave it out under torchrun, or run without torchrun")
-    runs = _share(plan_runs(config, world_size=world_size), world_size)
+    runs = plan_runs(config, world_size=world_size, fixed=True)
     store = _store(rank, world_size, timeout_s=config.train.timeout_s)
     folder, results = None, None
     if rank == 0:
@@ -51,37 +50,25 @@ def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple
         for text in results["warnings"]:
             watcher.note(text)
     for number, run in enumerate(runs):
-        prefix = PrefixStore(f"run{number}", store)
+        prefix = PrefixStore(_prefix(number), store)
         if folder is not None:
             watcher.begin(run)
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
             prefix.set("folder", str(path.absolute()))
-        records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher)
+        try:
+            records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher)
+        except UsageError:
+            if folder is not None and results is not None and not results["runs"]:
+                folder.discard()
+            raise
         if folder is None or results is None:
             continue
         target = Path(prefix.get("folder").decode())
         result = crashed(run, failure, target) if failure else finish(run, records, target, nodes=_nodes(world_size))
-        results["runs"].append(result)  # type: ignore[arg-type]
-        folder.save(results)
+        add_result(results, result, folder)
         watcher.end(run, result)
-    _meet(store, "end", world_size)
+    _leave(store, rank, world_size)
     return None if folder is None or results is None else (folder.path, results)
-
-
-def _share(runs: list[Planned], world_size: int) -> list[Planned]:
-    """With a fixed world size, aggregators are taken out of it: the last ranks."""
-    shared = []
-    for run in runs:
-        workers = world_size - run.servers if not load(run.strategy).alone else 1
-        if workers < 1:
-            raise UsageError(f"'{run.strategy}' needs more than {run.servers} ranks: raise --nproc-per-node")
-        if run.train.batch % workers:
-            raise UsageError(
-                f"a batch of {run.train.batch} does not divide over the {workers} workers of '{run.strategy}': "
-                f"use --batch {max(workers, run.train.batch // workers * workers)}"
-            )
-        shared.append(Planned(run.strategy, workers, run.servers, run.train))
-    return shared
 
 
 def _take_part(
@@ -103,14 +90,14 @@ def _take_part(
         workers=run.workers,
         servers=run.servers,
         folder=str(folder),
-        emulated="SYNCLINE_NODE" in os.environ and run.workers > 1,
+        count_wire="SYNCLINE_NODE" in os.environ and run.workers > 1 and local_size == 1,
         cores=max(1, cores() * total // min(total, local_size)),
         launched_ns=time.perf_counter_ns(),
     )
     if rank < total:
         node = int(os.environ.get("GROUP_RANK", 0))
         place = Place(rank=rank, world_size=total, local_rank=local_rank, node=node)
-        payload = (assignment, f"run{number}")
+        payload = (assignment, _prefix(number))
 
         def message(_: int, content: dict[str, Any]) -> None:
             if rank == 0:
@@ -139,6 +126,11 @@ def _take_part(
     )
 
 
+def _prefix(number: int) -> str:
+    """A run's part of the store; torchrun's agent keeps the store when it starts all ranks again."""
+    return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/run{number}"
+
+
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> dict[str, Any]:
     """The rank itself, in a process of its own: when it fails its connections close, and its peers notice at once."""
     assignment, prefix = payload
@@ -165,6 +157,15 @@ def _meet(store: Store, name: str, world_size: int) -> None:
         store.set(f"{name}-all", "1")
     while not store.check([f"{name}-all"]):
         time.sleep(_POLL_S)
+
+
+def _leave(store: Store, rank: int, world_size: int) -> None:
+    """Rank 0 may host the store: it stays until nobody will ask it again."""
+    _meet(store, "end", world_size)
+    left = store.add("left", 0 if rank == 0 else 1)
+    while rank == 0 and left < world_size - 1:
+        time.sleep(_POLL_S)
+        left = store.add("left", 0)
 
 
 def _coordinates() -> tuple[int, int, int, int]:

@@ -36,7 +36,7 @@ class Assignment:
     workers: int
     servers: int
     folder: str
-    emulated: bool
+    count_wire: bool
     cores: int
     launched_ns: int
 
@@ -69,7 +69,7 @@ def run_rank(
                 "rendezvous": (joined - entered) / 1e6,
                 "build": (built - joined) / 1e6,
             },
-            "synchronised_bytes": total_bytes(shapes, element),
+            "synchronised_bytes": 0 if strategy.alone else total_bytes(shapes, element),
             "phases": len(workload.phases),
             "theory": asdict(strategy.traffic(shapes, element, rank=rank, workers=assignment.workers)),
         }
@@ -82,7 +82,7 @@ def run_rank(
         record["spans"] = [
             [s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes] for s in recorder.spans()
         ]  # fmt: skip
-        record["spans_dropped"] = recorder.dropped
+        record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.whole_from
         return record
 
 
@@ -110,7 +110,7 @@ def _train(
         epochs=train.epochs,
         steps=steps,
         test_samples=train.test_samples,
-        count_wire=assignment.emulated,
+        count_wire=assignment.count_wire,
         log=Path(assignment.folder) / f"rank{context.rank}.steps.jsonl",
         progress=progress,
         synchronised_bytes=record["synchronised_bytes"],
@@ -129,7 +129,7 @@ def _serve(
     *,
     steps: int,
 ) -> None:
-    before = read_counters() if assignment.emulated else None
+    before = read_counters() if assignment.count_wire else None
     strategy.serve(trainable, context, steps=steps)
     if before is not None:
         moved = read_counters().since(before)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from syncline.codecs import ops
 from syncline.codecs.algorithms.graddrop import decode, encode
 from syncline.codecs.definition import codec
 from syncline.codecs.requests import Gather, Out, Steps
@@ -24,10 +23,10 @@ def dgc(grad: Tensor, state: State, *, ratio: float = 0.01, momentum: float = 0.
         raise ValueError(f"ratio {ratio}, momentum {momentum}, clip {clip}: use 0..1, 0..<1 and 0 or more")
     if clip:
         grad = grad * (clip / state.world**0.5 / grad.norm().clamp(min=1e-30)).clamp(max=1)
-    u = grad + momentum * state.get("momentum", torch.zeros_like(grad)).view_as(grad)
+    u = torch.add(grad, state.get("momentum", grad.new_zeros(()).expand_as(grad)).view_as(grad), alpha=momentum)
     v = state.compensate(u)
     replies = yield Gather(encode(v, ratio=ratio, seed=state.rank_seed))
     parts = [decode(reply, v.numel(), ratio=ratio) for reply in replies]
-    values, indices = replies[state.rank]
-    sent = ops.densify((values != 0).float(), indices, v.numel())
-    return Out(sum(parts[1:], parts[0]) / state.world, parts[state.rank], {"momentum": u * (sent == 0)})
+    own = parts[state.rank]
+    kept = u * (own == 0)
+    return Out(sum(parts[1:], parts[0]) / state.world, own, {"momentum": kept})

@@ -12,7 +12,7 @@ from syncline.codecs.state import State
 
 
 @codec("randomk", feedback=True, carries="values", spread=True)
-def randomk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
+def randomk(grad: Tensor, state: State, *, ratio: float = 0.1) -> Steps:
     """Send a random `ratio` of the values, chosen alike on all ranks, one from each equal stretch.
 
     Paper: S. Stich et al., Sparsified SGD with Memory, NeurIPS 2018.

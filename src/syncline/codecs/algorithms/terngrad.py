@@ -1,5 +1,6 @@
 """terngrad: minus one, zero or one, at random without bias."""
 
+import torch
 from torch import Tensor
 
 from syncline.codecs import ops
@@ -10,10 +11,11 @@ from syncline.codecs.state import State
 
 
 def _encode(x: Tensor, *, clip: float, seed: int) -> Payload:
-    if clip and x.numel():
-        limit = clip * x.std(unbiased=False)
-        x = x.clamp(-limit, limit)
-    scale = ops.abs_max(x)
+    _, deviation, scale = ops.moments(x)
+    if clip:
+        limit = clip * deviation
+        # What lies beyond the scale is sent for certain, as if it were clipped: no pass need do so.
+        scale = torch.minimum(scale, limit)
     return ops.terngrad_encode(x, scale=scale, seed=seed), scale
 
 
@@ -29,7 +31,7 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Steps:
     Paper: W. Wen et al., TernGrad: Ternary Gradients to Reduce Communication, NeurIPS 2017.
     Formula: s = max|g|; out = mean of s * sign(g) * b, b ~ Bernoulli(|g| / s).
     Use it: 16-fold without a residual (unbiased but for the clipping); many ranks average the noise away.
-    Costs: 2 bits a value and 4 bytes; no state; three passes over the gradient and a random number a value.
+    Costs: 2 bits a value and 4 bytes; no state; two passes over the gradient and a random number a value.
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")

@@ -6,6 +6,26 @@ import torch
 from torch import Tensor
 
 from syncline.codecs.kernels import cpu_torch, native, plain, rng, sparse
+from syncline.codecs.kernels.plain import saturate
+from syncline.codecs.kernels.sparse import sampled_threshold
+
+__all__ = [
+    "compact",
+    "dequantize_blocks",
+    "moments",
+    "natural_decode",
+    "natural_encode",
+    "pack_bits",
+    "quantize_blocks",
+    "sampled_threshold",
+    "saturate",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+    "topk",
+    "unpack_bits",
+]
 
 # Below this the call costs more than the passes it saves, and no compiler need ever run.
 _SMALL = 4096
@@ -92,6 +112,16 @@ def _pieces(
         return [(packed, values, *(s.reshape(()) for s in scales))]
     sizes = [(n * bits + 7) // 8 for n in lengths]
     return list(zip(packed.split(sizes), values.split(list(lengths)), *scales, strict=True))
+
+
+def moments(x: Tensor) -> Tensor:
+    """See `plain.moments`."""
+    x = x.float()
+    if not x.numel():
+        return torch.zeros(3)
+    deviation, mean = torch.std_mean(x, unbiased=False)
+    low, high = torch.aminmax(x)  # vectorised, which a norm is not
+    return torch.stack([mean, deviation, torch.maximum(-low, high)])
 
 
 def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:

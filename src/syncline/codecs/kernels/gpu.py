@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from syncline.codecs.kernels import gpu_blocks, gpu_select, plain, sparse
+from syncline.codecs.kernels import gpu_blocks, gpu_sample, gpu_saturate, gpu_select, plain, sparse
+from syncline.codecs.kernels.gpu_moments import moments
 from syncline.codecs.kernels.gpu_random import natural_decode, natural_encode
 from syncline.codecs.kernels.gpu_sign import sign_decode, sign_encode
 from syncline.codecs.kernels.gpu_ternary import ternary_decode, ternary_encode
@@ -11,10 +12,13 @@ from syncline.codecs.kernels.gpu_ternary import ternary_decode, ternary_encode
 __all__ = [
     "compact",
     "dequantize_blocks",
+    "moments",
     "natural_decode",
     "natural_encode",
     "pack_bits",
     "quantize_blocks",
+    "sampled_threshold",
+    "saturate",
     "sign_decode",
     "sign_encode",
     "ternary_decode",
@@ -23,8 +27,8 @@ __all__ = [
     "unpack_bits",
 ]
 
-# From here finding the k-th key by counting beats torch's top-k. Below, its two score launches cost the host more.
-LARGE = 1 << 24
+# From here finding the k-th key by counting beats torch's top-k. Below, its dozen launches cost the host more.
+LARGE = 1 << 22
 
 
 def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
@@ -63,3 +67,16 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `sparse.topk`."""
     large = x.numel() >= LARGE and x.dtype != torch.float64
     return gpu_select.topk(x, k) if large else sparse.topk(x, k)
+
+
+def sampled_threshold(x: Tensor, ratio: float, seed: int, samples: int) -> Tensor:
+    """See `sparse.sampled_threshold`."""
+    fits = samples <= gpu_sample.LARGEST and x.dtype != torch.float64
+    threshold = gpu_sample.sampled_threshold if fits else sparse.sampled_threshold
+    return threshold(x, ratio, seed, samples)
+
+
+def saturate(x: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
+    """See `plain.saturate`."""
+    clip = plain.saturate if torch.float64 in (x.dtype, dtype) else gpu_saturate.saturate
+    return clip(x, limit, dtype)

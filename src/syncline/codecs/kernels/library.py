@@ -170,6 +170,33 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return out
 
 
+@_op(
+    "(Tensor x, float ratio, int seed, int samples) -> Tensor",
+    lambda x, ratio, seed, samples: _floats(x),
+)
+def sampled_threshold(x: Tensor, ratio: float, seed: int, samples: int) -> Tensor:
+    """The magnitude that about `ratio` of the values reach."""
+    out: Tensor = _on(x).sampled_threshold(x, ratio, seed, samples)
+    return out
+
+
+@_op("(Tensor x) -> Tensor", lambda x: _floats(x, 3))
+def moments(x: Tensor) -> Tensor:
+    """Mean, standard deviation and largest magnitude."""
+    out: Tensor = _on(x).moments(x)
+    return out
+
+
+@_op(
+    "(Tensor x, float limit, ScalarType dtype) -> Tensor",
+    lambda x, limit, dtype: x.new_empty((x.numel(),), dtype=dtype),
+)
+def saturate(x: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
+    """Values within a limit, in another dtype."""
+    out: Tensor = _on(x).saturate(x, limit, dtype)
+    return out
+
+
 @_op("(Tensor values, int bits) -> Tensor", lambda values, bits: _bytes(values, _size(values.numel(), bits)))
 def pack_bits(values: Tensor, bits: int) -> Tensor:
     """Values packed tight."""

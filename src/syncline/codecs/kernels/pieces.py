@@ -7,10 +7,12 @@ from torch import Tensor
 
 from syncline.codecs.kernels.plain import (
     dequantize_blocks,
+    moments,
     natural_decode,
     natural_encode,
     pack_bits,
     quantize_blocks,
+    saturate,
     unpack_bits,
 )
 from syncline.codecs.kernels.plain import sign_decode as _sign_decode
@@ -19,15 +21,18 @@ from syncline.codecs.kernels.plain import sign_encode_l1 as _sign_encode_l1
 from syncline.codecs.kernels.plain import ternary_decode as _ternary_decode
 from syncline.codecs.kernels.plain import ternary_encode as _ternary_encode
 from syncline.codecs.kernels.plain import terngrad_encode as _terngrad_encode
-from syncline.codecs.kernels.sparse import compact, topk
+from syncline.codecs.kernels.sparse import compact, sampled_threshold, topk
 
 __all__ = [
     "compact",
     "dequantize_blocks",
+    "moments",
     "natural_decode",
     "natural_encode",
     "pack_bits",
     "quantize_blocks",
+    "sampled_threshold",
+    "saturate",
     "sign_decode",
     "sign_encode",
     "ternary_decode",

@@ -139,3 +139,18 @@ def natural_decode(codes: Tensor) -> Tensor:
     value = torch.where(low > 0, (low - 1 + NATURAL_LOW + 127) << 23, 0)
     value = torch.where(low == 127, 0x7FC00000, value) | ((code & 128) << 24)
     return value.view(torch.float32)
+
+
+def moments(x: Tensor) -> Tensor:
+    """Mean, standard deviation (of all values, not of a sample) and largest magnitude; zeros for no values."""
+    x = x.float()
+    if not x.numel():
+        return x.new_zeros(3)
+    deviation, mean = torch.std_mean(x, unbiased=False)
+    return torch.stack([mean, deviation, x.abs().amax()])
+
+
+def saturate(x: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
+    """x within +-limit; inf and nan pass as they are."""
+    x = x if x.dtype == torch.float64 else x.float()
+    return torch.where(x.isinf(), x, x.clamp(-limit, limit)).to(dtype)

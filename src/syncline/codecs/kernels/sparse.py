@@ -49,9 +49,11 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, unique: bool) -> T
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= out.numel()):
             raise ValueError(f"an index is outside 0..{out.numel() - 1}: the payload is corrupt or of another tensor")
     else:
-        inside = (index >= 0) & (index < out.numel())
+        inside = (index >= 0) & (index < out.numel()) & (values != 0)
         values = torch.where(inside, values, 0)
-        index = torch.where(inside, index, 0)
+        # Unused slots all say position 0: so many atomics there would wait for each other.
+        spread = torch.arange(index.numel(), device=index.device) % max(1, out.numel())
+        index = torch.where(inside, index, spread)
     if unique or index.device.type == "cpu":
         return out.index_add_(0, index, values)
     # Atomics add in any order; this sorts first, so that every rank gets the same bits.

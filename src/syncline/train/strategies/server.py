@@ -60,7 +60,7 @@ class _Worker(Synchroniser):
 class Server(Strategy):
     """Parameter servers; `servers` ranks are started beside the workers, each aggregates one shard."""
 
-    formula = "N*S/K at a server"
+    formula = "max(S, N*S/K)"
 
     def __init__(self, servers: int = 1, part_mb: float = 4.0) -> None:
         if servers < 1 or part_mb <= 0:
@@ -87,12 +87,12 @@ class Server(Strategy):
         for flat, _ in flatten([t.detach() for t in tensors]):
             parts = _parts(flat, self.servers, self.part_bytes)[context.rank - context.workers]
             mean: Tensor | None = None
-            for part in [*parts, None]:
+            for i, part in enumerate([*parts, None]):
                 pushed = [] if part is None else [torch.empty_like(part) for _ in workers if part.numel()]
                 operations = [dist.P2POp(dist.irecv, t, w) for w, t in enumerate(pushed)]
                 if mean is not None and mean.numel():
                     operations += [dist.P2POp(dist.isend, mean, w) for w in workers]
-                with context.recorder.span("exchange", "serve", bytes=sum(t.nbytes for t in pushed)):
+                with context.recorder.span("exchange", "serve", unit=f"part {i}", bytes=sum(t.nbytes for t in pushed)):
                     _exchange(operations)
                 mean = None
                 if pushed:
