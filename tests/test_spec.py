@@ -71,6 +71,22 @@ def test_wrong_arguments_name_what_is_legal():
         apply(parse_one("p(rnk=2)"), make)
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"), [("p(2)", True), ("p(2.5)", False), ("p(abc)", False), ("p(scale=1)", True),
+                       ("p(scale=x)", False),
+                       ("p(warm=1)", False), ("p(warm=true)", True), ("p(most=none)", True), ("p(most=2)", True)]
+)  # fmt: skip
+def test_values_must_have_the_annotated_type(text, fits):
+    def make(rank: int = 4, *, scale: float = 1.0, warm: bool = True, most: int | None = None) -> int:
+        return rank
+
+    if fits:
+        apply(parse_one(text), make)
+    else:
+        with pytest.raises(UsageError, match="takes"):
+            apply(parse_one(text), make)
+
+
 def test_registry_names_the_nearest():
     registry = Registry("codec")
     registry.register("powersgd")(1)

@@ -1,5 +1,6 @@
 """An open registry: a decorator over a dict, plus entry points of installed packages."""
 
+import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -53,5 +54,9 @@ class Registry(Generic[T]):
             return
         self._searched = True
         for point in entry_points(group=f"syncline.{self.kind}"):
-            if point.name not in self._items:
+            if point.name in self._items:
+                continue
+            try:
                 self._items[point.name] = point.load()
+            except Exception as error:  # another package's fault must not take our own names away
+                warnings.warn(f"{self.kind} '{point.name}' of {point.value} cannot be loaded: {error}", stacklevel=2)

@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from syncline.errors import UsageError
 
@@ -24,6 +24,7 @@ _TOKEN = re.compile(
 )
 _WORDS = {"true": True, "false": False, "none": None}
 _MAX_DEPTH = 16
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,27 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
     """Call `function(*lead, *call.args, **call.kwargs, **extra)`; arguments that do not fit are a `UsageError`."""
     signature = inspect.signature(function)
     try:
-        signature.bind(*lead, *call.args, **call.kwargs, **extra)
+        bound = signature.bind(*lead, *call.args, **call.kwargs, **extra)
     except TypeError as error:
         skip = len(lead)
         legal = [p for p in list(signature.parameters.values())[skip:] if p.name not in extra]
         takes = ", ".join(p.name + _default(p) for p in legal) or "no arguments"
         raise UsageError(f"'{call}': {error}; {call.name} takes ({takes})") from None
+    for name, value in list(bound.arguments.items())[len(lead) :]:
+        parameter = signature.parameters[name]
+        if name not in extra and not _fits(value, parameter):
+            takes = getattr(parameter.annotation, "__name__", parameter.annotation)
+            raise UsageError(f"'{call}': {name} takes {takes}, not {_show(value)}")
     return function(*lead, *call.args, **call.kwargs, **extra)
+
+
+def _fits(value: Any, parameter: inspect.Parameter) -> bool:
+    """Whether a value of the language has the annotated type; annotations beyond plain values are not judged."""
+    kinds = get_args(parameter.annotation) or (parameter.annotation,)
+    if not set(kinds) <= {int, float, bool, str, type(None)} or parameter.kind in _VARIADIC:
+        return True
+    given = type(value)
+    return given in kinds or (given is int and float in kinds)
 
 
 def _default(parameter: inspect.Parameter) -> str:

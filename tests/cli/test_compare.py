@@ -166,6 +166,16 @@ def test_two_torchrun_agents_in_two_namespaces(tmp_path):
         assert entry["wire_bytes_per_step"] == pytest.approx(entry["wire"]["theory_bytes"], rel=0.1)
 
 
+@pytest.mark.namespaces
+def test_as_the_command_of_a_cluster_without_torchrun(tmp_path):
+    own = f"{sys.executable} -m syncline compare --strategies ddp,server --model 'mlp(hidden=16)' --batch 6 --steps 3"
+    done = run("cluster", "--nodes", "3", "--", "sh", "-c", own + " --out run", cwd=tmp_path)
+    assert done.code == 0, (done.out, done.err)
+    ddp, server = results(tmp_path / "run")["runs"]
+    check_run(ddp, world_size=3, steps=3)
+    check_run(server, world_size=2, steps=3)
+
+
 def test_scaling_over_world_sizes(tmp_path):
     args = ("--recipe", "horovod-scaling", "--scale", "1,2", "--model", "mlp(hidden=64)", "--batch", "16")
     small = ("--steps", "4", "--epochs", "3", "--set", "train.test_samples=16", "--out", "run")

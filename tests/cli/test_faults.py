@@ -48,7 +48,7 @@ def test_stuck_rank_ends_at_the_timeout(tmp_path):
     assert "imed out" in crash["error"]["summary"], crash["error"]["summary"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
     args = ("--model", "faulty:slow", "--batch", "8", "--steps", "40", "--nproc", "2", "--out", "run", "--nodes", "2")
     command = Command("compare", "--strategies", "single,ddp,ring", *args, cwd=tmp_path)
@@ -64,10 +64,11 @@ def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
 
 
 def test_killed_parent_leaves_no_rank(tmp_path):
-    args = ("--model", "faulty:slow", "--batch", "8", "--steps", "500", "--nproc", "2", "--out", "run")
+    args = ("--model", "faulty:stuck", "--batch", "8", "--steps", "500", "--nproc", "2", "--out", "run")
     command = Command("train", *args, cwd=tmp_path)
     command.wait_for("step 1:")
     assert len(command._alive()) >= 3
+    time.sleep(1)  # now one rank sleeps, and the other waits for it
     command.process.kill()
     command.finish()
     assert command.left() == []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from syncline.cli.main import main
+from syncline.cli.options import resolve
 
 
 @pytest.fixture
@@ -47,6 +48,14 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("compare", "--nproc", "3", "--nodes", "2"), "do not divide over 2 nodes"),
         (("compare", "--batch", "0"), "--batch must be at least 1"),
         (("compare", "--scale", "0,2"), "world size must be at least 1"),
+        (("compare", "--scale", "1,2", "--nproc", "4"), "leave --nproc out"),
+        (("compare", "--scale", "2,3", "--set", "compare.scale_batch=true"), "multiple of the smallest"),
+        (("compare", "--strategies", "server(servers=1.5)"), "servers takes int, not 1.5"),
+        (("compare", "--strategies", "ddp(bucket_mb=abc)"), "bucket_mb takes float, not abc"),
+        (("compare", "--seed", "99999999999999999999"), "--seed must be 0 to"),
+        (("compare", "--set", "train.timeout_s=-1"), "positive number of seconds"),
+        (("compare", "--set", "train.threads=-1"), "must be 0 or more"),
+        (("train", "--strategy", ""), "a name is expected"),
         (("report", "nowhere"), "there is no 'nowhere'"),
         (("bench", "codec"), "did you mean 'codecs'"),
         (("bench", "codecs", "--codecs", "powerSGD"), "did you mean 'powersgd'"),
@@ -83,6 +92,31 @@ def test_what_only_a_rank_can_see_is_one_line_and_exit_code_2_too(args, message,
     assert done.code == 2, (done.out, done.err)
     assert message in done.err
     assert len(done.err.strip().splitlines()) == 1, done.err
+
+
+def test_a_mistake_leaves_an_earlier_run_where_it_was(invoke, tmp_path):
+    small = ("--nproc", "2", "--steps", "2", "--batch", "4", "--set", "train.test_samples=0", "--out", "keep")
+    assert invoke("train", "--model", "mlp(hidden=16)", *small).code == 0
+    before = (tmp_path / "keep" / "results.json").read_text()
+    assert invoke("train", "--model", "mpl", *small).code == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["keep"]
+    assert (tmp_path / "keep" / "results.json").read_text() == before
+
+
+def test_out_and_html_that_cannot_be(invoke, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    done = invoke("train", "--nproc", "2", "--steps", "1", "--model", "mlp(hidden=16)", "--batch", "4")
+    assert (done.code, "--out" in done.err) == (2, True)
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    done = invoke("compare", "--recipe", "bad.toml")
+    assert (done.code, "UTF-8" in done.err) == (2, True)
+
+
+def test_an_explicit_setting_wins_over_a_recipe():
+    config = resolve("course-vgg11", ["cluster.nodes=2"], nproc=2)
+    assert (config.cluster.nodes, config.cluster.nproc) == (2, 2)
+    assert resolve("course-vgg11", None, nproc=2).cluster.nodes == 0
+    assert resolve(None, ["cluster.nproc=4"], nodes=2).cluster.nproc == 4
 
 
 def test_help_and_version(invoke):

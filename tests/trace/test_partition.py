@@ -37,6 +37,19 @@ def test_a_transfer_of_one_unit_wins_over_the_wait_for_another():
     assert (mine["wait"], mine["exposed_exchange"]) == (0, 10)
 
 
+def test_repeated_exchanges_of_a_step_are_matched_in_order():
+    spans = []
+    for rank in (0, 1):
+        spans += [span("exchange", 0, 10, rank=rank, unit="b"), span("exchange", 50, 60, rank=rank, unit="b")]
+    assert split_waits(spans) == spans, "both phases of a step have a bucket 0; neither waits for the other"
+
+
+def test_a_rank_that_joined_after_the_end_was_not_waited_for():
+    spans = [span("exchange", 0, 10), span("exchange", 20, 30, rank=1), span("exchange", 4, 10, rank=2)]
+    cut = split_waits(spans)
+    assert [(s.lane, s.start, s.end) for s in cut if s.rank == 0] == [("wait", 0, 4), ("exchange", 4, 10)]
+
+
 def _reference(spans, begin, end):
     """Nanosecond by nanosecond, from the definition."""
     order = ["forward", "backward", "update", "data", "encode", "decode", "exchange", "wait"]

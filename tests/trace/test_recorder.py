@@ -55,7 +55,21 @@ def test_lane_totals_of_a_step():
     recorder.step = 2
     recorder.add("forward", "f", 10, 12)
     recorder.add("forward", "f", 12, 15)
-    assert recorder.lane_ns(2) == {"forward": 5}
+    assert recorder.lane_ns(2) == {2: {"forward": 5}}
+    assert recorder.lane_ns(1) == {1: {"forward": 5}, 2: {"forward": 5}}
+
+
+def test_step_times_are_kept_when_spans_are_dropped():
+    recorder = Recorder(capacity=4)
+    for step in range(5):
+        recorder.step = step
+        recorder.add("forward", "f", step * 10, step * 10 + 4)
+        recorder.add("update", "u", step * 10 + 4, step * 10 + 6)
+        recorder.add("step", "step", step * 10, step * 10 + 10)
+    spans = recorder.spans()
+    assert [s.step for s in spans if s.lane == "step"] == [0, 1, 2, 3, 4]
+    assert recorder.whole_from == 4, "one span of step 3 may be missing"
+    assert recorder.lane_ns(4) == {4: {"forward": 4, "update": 2, "step": 10}}
 
 
 def test_chrome_trace_never_overlaps_on_a_track(tmp_path):

@@ -101,7 +101,7 @@ def _record(rank, starts, *, boot="b"):
         "startup_ms": {"launch": 1.0, "rendezvous": 2.0, "build": 3.0}, "losses": [3.0, 2.0, 1.0 + rank],
         "epochs": [{"epoch": 1, "train_s": 1.0, "test_s": None, "loss": 2.0}], "accuracy": 0.5,
         "theory": {"sent": 8.0, "received": 8.0, "serial": 8.0}, "wire": {"sent": 10, "received": 12},
-        "buffer_divergence": 0.25,
+        "buffer_divergence": 0.25, "whole_from": 0, "spans_dropped": 0,
     }  # fmt: skip
 
 
@@ -115,6 +115,14 @@ def test_assembled_run_has_means_shares_and_waits():
     waiting, late = (entry["breakdown"] for entry in run["ranks"])
     assert (waiting["forward"], waiting["wait"], waiting["exposed_exchange"], waiting["other"]) == (0.4, 0.3, 0.2, 0.1)
     assert (late["wait"], late["exposed_exchange"], late["other"]) == (0.0, 0.2, 0.4)
+
+
+def test_steps_with_dropped_spans_are_left_out_of_the_shares_alone():
+    records = [_record(0, 40) | {"whole_from": 2}]
+    records[0]["spans"] = [row for row in records[0]["spans"] if row[0] == "step" or row[3] == 2]
+    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=1)
+    assert len(run["step_ms_series"]) == 3
+    assert run["ranks"][0]["breakdown"]["forward"] == 0.4
 
 
 def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from syncline.errors import UsageError
 from syncline.train.config import Config, load_recipe, parse_settings
 
 Model = Annotated[str | None, typer.Option(help="A model: vgg11, resnet50, vit(size=tiny), my.module:factory ...")]
@@ -39,10 +40,13 @@ _KEYS = {
 def resolve(recipe: str | None, settings: list[str] | None, **options: Any) -> Config:
     """A recipe (or the defaults), then `--set`, then the options that were given."""
     config = load_recipe(recipe) if recipe else Config()
-    config = config.override(parse_settings(settings or []))
-    given = {_KEYS[name]: value for name, value in options.items() if value is not None}
-    if "cluster.nproc" in given and "cluster.nodes" not in given and recipe:
-        given |= {"cluster.nodes": 0, "cluster.bandwidth": given.get("cluster.bandwidth", "")}
+    given = parse_settings(settings or [])
+    given |= {_KEYS[name]: value for name, value in options.items() if value is not None}
+    if given.get("compare.scale") and given.get("cluster.nproc"):
+        raise UsageError("--scale names the world sizes: leave --nproc out")
+    # A recipe's nodes do not hold for somebody who asks for local ranks, nor its ranks for somebody who asks for nodes.
+    if "cluster.nproc" in given and "cluster.nodes" not in given:
+        config = config.override({"cluster.nodes": 0, "cluster.bandwidth": ""})
     if "cluster.nodes" in given and "cluster.nproc" not in given:
-        given["cluster.nproc"] = 0
+        config = config.override({"cluster.nproc": 0})
     return config.override(given)

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from syncline.cli.execute import print_json
+from syncline.errors import UsageError
 from syncline.report import results as results_file
 from syncline.report.write import print_summary, write_html
 
@@ -23,6 +24,8 @@ def report(
     if as_json:
         print_json(results)
         return
+    if html is not None and html.is_dir():
+        raise UsageError(f"--html {html} is a folder: name a file in it")
     target = html or (run if run.is_dir() else run.parent) / "report.html"
     write_html(results, target)
     console = Console()

@@ -29,7 +29,7 @@ def train(
     config = o.resolve(
         recipe,
         settings,
-        strategies=[strategy or "ddp"],
+        strategies=["ddp" if strategy is None else strategy],
         model=model,
         data=data,
         nproc=nproc,

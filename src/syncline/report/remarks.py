@@ -66,5 +66,8 @@ def remarks(row: Row) -> list[str]:
 
 
 def _losses_match(row: Row) -> bool:
-    scale = max(numbers(row.run.get("loss")), key=abs, default=0.0)
+    losses = row.run.get("loss", [])
+    if any(finite(loss) is None for loss in losses):
+        return False  # a run that diverged has no losses to be those of another
+    scale = max(numbers(losses), key=abs, default=0.0)
     return row.nearest is not None and row.nearest.difference <= 1e-3 * abs(scale)

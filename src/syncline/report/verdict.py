@@ -23,6 +23,9 @@ PART_NAMES = {
     "other": "time that no span covers",
 }
 
+_ENOUGH = 10
+"""Steady steps below which an interval is the whole range, and equality says nothing."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -55,8 +58,11 @@ def headline(results: Results) -> str:
     if best.speedup is not None and best.against not in (None, best.label):
         gain = f", {times(best.speedup)} the throughput of {best.against} at {percent(best.efficiency)} efficiency"
     if _same(best, good[1]):
-        tied = " and ".join([best.label, *[row.label for row in good[1:] if _same(best, row)]])
-        return f"{tied} are the fastest, equal within noise: {duration(best.median)} a step (median){gain}{tail}."
+        equal = [best, *[row for row in good[1:] if _same(best, row)]]
+        names = ", ".join(row.label for row in equal[:-1]) + f" and {equal[-1].label}"
+        if any((row.run["step_ms"]["n"] or 0) < _ENOUGH for row in equal):
+            return f"Too few steps to tell {names} apart: {duration(best.median)} a step (median) at best{gain}{tail}."
+        return f"{names} are the fastest, equal within noise: {duration(best.median)} a step (median){gain}{tail}."
     return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} a step (median){gain}{tail}."
 
 
@@ -115,9 +121,10 @@ def _spent(row: Row, results: Results) -> str:
     run = row.run
     compute = share(run, "forward") + share(run, "backward")
     overhead = max((p for p in SHARES if p not in ("forward", "backward")), key=lambda p: share(run, p))
-    if workers(run) == 1:
-        return f"{percent(compute)} of it is forward and backward, nothing is exchanged"
     most = share(run, overhead)
+    if workers(run) == 1:
+        largest = f"{percent(most)} of it is {PART_NAMES[overhead]}, " if most > compute else ""
+        return f"{largest}{percent(compute)} of it is forward and backward, nothing is exchanged"
     if compute >= 0.5 or compute > most:
         text = f"{percent(compute)} of it is forward and backward"
         return (

@@ -94,8 +94,9 @@ def load_recipe(name: str) -> Config:
     elif name.endswith(".toml"):
         try:
             text = Path(name).read_text()
-        except OSError as error:
-            raise UsageError(f"cannot read the recipe {name}: {error.strerror or error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            raise UsageError(f"cannot read the recipe {name}: {reason}") from None
     else:
         raise unknown("recipe", name, [*recipes(), "or a path to a .toml file"])
     try:

@@ -76,8 +76,8 @@ class Strategy:
     """True for training on one rank with the whole batch."""
     servers = 0
     """Dedicated aggregator ranks, started beside the workers."""
-    formula = "0"
-    """The busiest link's bytes a step in words of N workers and S bytes of gradients."""
+    formula = ""
+    """The busiest link's bytes a step in words of N workers and S bytes of gradients; empty where nobody knows."""
 
     def attach(self, module: nn.Module, context: Context) -> Synchroniser:
         """Bind a phase's module to this strategy on this rank."""

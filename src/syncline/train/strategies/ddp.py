@@ -30,11 +30,17 @@ _Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 class _Ddp(Synchroniser):
-    def __init__(self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float) -> None:
+    def __init__(
+        self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float, unused: bool
+    ) -> None:
         super().__init__(module, context)
         self._plain = module
         self.module = DistributedDataParallel(
-            module, process_group=context.group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+            module,
+            process_group=context.group,
+            bucket_cap_mb=bucket_mb,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=unused,
         )
         self._hook, self._state = hook, state
         self._last_launch: Any = None
@@ -68,23 +74,24 @@ class _Ddp(Synchroniser):
 
 @strategy("ddp")
 class Ddp(Strategy):
-    """Bucketed all-reduce that overlaps the backward pass."""
+    """Bucketed all-reduce that overlaps the backward pass; `unused=true` for models that leave parameters out."""
 
     formula = "2(N-1)/N*S"
     hook: _Hook = staticmethod(default_hooks.allreduce_hook)
     shrink = 1.0
 
-    def __init__(self, bucket_mb: float = 25.0) -> None:
+    def __init__(self, bucket_mb: float = 25.0, unused: bool = False) -> None:
         if bucket_mb <= 0:
             raise UsageError("bucket_mb must be positive, for example ddp(bucket_mb=25)")
-        self.bucket_mb = bucket_mb
+        self.bucket_mb, self.unused = bucket_mb, unused
 
     def state(self, context: Context) -> Any:
         """The state that torch's hook takes."""
         return context.group
 
     def attach(self, module: nn.Module, context: Context) -> Synchroniser:
-        return _Ddp(module, context, hook=self.hook, state=self.state(context), bucket_mb=self.bucket_mb)
+        options = {"state": self.state(context), "bucket_mb": self.bucket_mb, "unused": self.unused}
+        return _Ddp(module, context, hook=self.hook, **options)
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
         return ring_traffic(total_bytes(shapes, element) * self.shrink, workers)
@@ -113,8 +120,8 @@ class DdpPowerSgd(Ddp):
     formula = "2(N-1)/N*(factors + vectors)"
     hook = staticmethod(powerSGD_hook)
 
-    def __init__(self, rank: int = 4, bucket_mb: float = 25.0) -> None:
-        super().__init__(bucket_mb)
+    def __init__(self, rank: int = 4, bucket_mb: float = 25.0, unused: bool = False) -> None:
+        super().__init__(bucket_mb, unused)
         if rank < 1:
             raise UsageError("ddp-powersgd needs rank >= 1, for example ddp-powersgd(rank=4)")
         self.rank = rank

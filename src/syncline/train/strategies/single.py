@@ -8,3 +8,4 @@ class Single(Strategy):
     """No peers, nothing on the wire."""
 
     alone = True
+    formula = "0"
