@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from syncline.errors import UsageError
 from syncline.train.assemble import assemble, spans_of
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
+from syncline.train.runfolder import busy_share
 from syncline.train.sampler import Sampler
 from syncline.train.session import plan_runs
 from syncline.train.wire import Counters, read_counters
@@ -86,6 +87,10 @@ def test_counters_leave_loopback_out(tmp_path):
     file.write_text(head + "    lo: 999 0 0 0 0 0 0 0 999 0 0 0 0 0 0 0\n sync0:  10 1 0 0 0 0 0 0  25 1 0 0 0 0 0 0\n")
     assert read_counters(file) == Counters(sent=25, received=10)
     assert Counters(30, 12).since(Counters(25, 10)) == Counters(5, 2)
+
+
+def test_busy_share_is_a_share():
+    assert 0 <= busy_share(0.05) <= 1
 
 
 def _record(rank, starts, *, boot="b"):

@@ -114,7 +114,7 @@ def test_shards_average_to_the_whole_batch(model: str) -> None:
         ("vgg11", "shapes(image_size=48)", "multiple of 32"),
         ("vit(size=huge)", "auto", "tiny, small, b16"),
         ("vit", "shapes(image_size=33)", "multiple of 4"),
-        ("bert(head=none)", "auto", "classification, qa, pretraining"),
+        ("bert(head=nothing)", "auto", "classification, qa, pretraining"),
         ("bert(head=qa)", "text(seq=4096)", "at most 128 tokens"),
         ("bert(layers=0)", "auto", "1 to 96"),
         ("lstm(size=big)", "auto", "tiny, paper"),

@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,20 @@ def environment() -> dict[str, Any]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def busy_share(seconds: float = 0.25) -> float:
+    """The share of the machine's CPU time that is used while this process sleeps."""
+
+    def reading() -> tuple[int, int]:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        times = [int(word) for word in words]
+        return sum(times), times[3] + times[4]  # idle, and waiting for a disk
+
+    total, idle = reading()
+    time.sleep(seconds)
+    later, still = reading()
+    return 1 - (still - idle) / max(1, later - total)
 
 
 def _cpu() -> str:

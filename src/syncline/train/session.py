@@ -5,7 +5,6 @@ what was computed before it is kept.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,11 @@ from syncline.report.results import SCHEMA, Results
 from syncline.trace.export import write_chrome_trace
 from syncline.train.assemble import assemble, spans_of
 from syncline.train.config import Config, Train
-from syncline.train.runfolder import RunFolder, cores, environment
+from syncline.train.runfolder import RunFolder, busy_share, cores, environment
 from syncline.train.strategies import load
 from syncline.train.worker import Assignment, run_rank
 
+_BUSY = 0.2
 _THIS_MACHINE = Node(index=0, name="localhost", address="127.0.0.1", interface="lo", netns="")
 
 
@@ -170,11 +170,10 @@ def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None,
         "warnings": [note] if note else [],
         "runs": [],
     }
-    load_average = os.getloadavg()[0]
-    if load_average > 0.5 * facts["cores"]:
+    busy = busy_share()
+    if busy > _BUSY:
         results["warnings"].append(
-            f"this machine is busy with other things (load {load_average:.1f} on {facts['cores']} cores): "
-            "times are longer than they should be, and some more than others"
+            f"other programs take {busy:.0%} of this machine: times are longer than they should be, some more than others"
         )
     folder.save(results)
     return results
