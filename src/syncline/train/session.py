@@ -173,7 +173,7 @@ def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None,
     busy = busy_share()
     if busy > _BUSY:
         results["warnings"].append(
-            f"other programs take {busy:.0%} of this machine: times are longer than they should be, some more than others"
+            f"other programs take {busy:.0%} of this machine: times are longer than they should be, and unevenly so"
         )
     folder.save(results)
     return results
