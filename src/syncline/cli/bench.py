@@ -60,7 +60,7 @@ def bench(
             raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
         result = speed.measure(torch.device(device), names=names, shapes=shapes)
         page = plot.page(result)
-        table = speed.rich_table(result)
+        table = speed.rich_table(result, width=console.width)
     else:
         from rich.table import Table
 
@@ -70,7 +70,7 @@ def bench(
         setting = Setting(steps=steps, data=data, seed=seed, model=model or Setting.model)
         result = measure(setting, names, progress=lambda text: console.print(text, markup=False, highlight=False))
         page = curves.page(result)
-        table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}")
+        table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
         for row in result["rows"]:
             table.add_row(*curves.cells(row))
     from syncline.report.results import write_text
