@@ -194,7 +194,8 @@ def rich_table(result: dict[str, Any], *, width: int = 120) -> Any:
     out = Table(title="codecs, as fractions of a copy of the same tensor", box=None, pad_edge=False)
     shown = [i for i, heading in enumerate(HEADINGS) if width >= 110 or not heading.endswith(" ms")]
     for i in shown:
-        out.add_column(HEADINGS[i], justify="right" if i else "left", no_wrap=i > 0)
+        short = HEADINGS[i].replace("code/", "c/").replace("wire ", "").replace("error", "err")
+        out.add_column(short, justify="right" if i else "left", no_wrap=i > 0)
     for row in result["rows"]:
         texts = cells(row)
         out.add_row(*(texts[i] for i in shown))
