@@ -73,11 +73,11 @@ class Loop:
                 for step in range(epoch * self.steps, (epoch + 1) * self.steps):
                     rows.append((step, self._step(step)))
                     if step == first_counted and self.count_wire:
+                        self._finish_work()
                         first_reading = read_counters()
                     if self.device.type == "cpu":
                         self._write(log, epoch, rows, outcome)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
+                self._finish_work()
                 # On a GPU a row needs finished events: rows are written an epoch at a time, without a sync a step.
                 self._write(log, epoch, rows, outcome)
                 outcome.epochs.append(self._epoch(epoch, time.perf_counter() - started, outcome))
@@ -88,6 +88,11 @@ class Loop:
         for record in outcome.epochs:
             record.pop("wire", None)
         return outcome
+
+    def _finish_work(self) -> None:
+        """On a GPU the host runs ahead: let what it has issued happen before something outside is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _step(self, step: int) -> Tensor:
         recorder = self.recorder
