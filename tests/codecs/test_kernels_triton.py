@@ -17,8 +17,6 @@ if importlib.util.find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("the compiled kernels are tested instead", allow_module_level=True)
 
-os.environ["TRITON_INTERPRET"] = "1"
-
 from syncline.codecs.kernels import (
     gpu,
     gpu_blocks,
