@@ -1,9 +1,10 @@
-"""The page of a real comparison in headless Chromium."""
+"""Sessions in this process: the page of a real comparison in Chromium, and a machine without namespaces."""
 
 from pathlib import Path
 
 import pytest
 
+from syncline.cluster.capabilities import Capabilities
 from syncline.train.config import Config
 from syncline.train.session import run_session
 
@@ -49,3 +50,24 @@ def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
     assert trouble == []
     for name in ("single", "gather-scatter", "all-reduce", "ddp"):
         assert name in text
+
+
+def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path, monkeypatch):
+    nothing = Capabilities(how="none", can_shape=False, netem=False, why="no namespaces on this machine")
+    monkeypatch.setattr("syncline.train.session.capabilities", lambda: nothing)
+    config = Config().override(
+        {
+            "train.model": "mlp(hidden=16)",
+            "train.batch": 4,
+            "train.steps": 2,
+            "train.test_samples": 0,
+            "cluster.nodes": 2,
+            "cluster.bandwidth": "1Gbit",
+            "compare.strategies": ["all-reduce"],
+        }
+    )
+    _, results = run_session(config, out=tmp_path / "run", watcher=Silent())
+    assert results["runs"][0]["status"] == "ok"
+    assert not results["network"]["emulated"]
+    assert "plain local ranks" in results["warnings"][0]
+    assert "no namespaces on this machine" in results["warnings"][0]
