@@ -53,7 +53,9 @@ def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
 
 
 def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path, monkeypatch):
-    nothing = Capabilities(how="none", can_shape=False, netem=False, why="no namespaces on this machine")
+    nothing = Capabilities(
+        can_namespaces=False, how="none", can_shape=False, netem=False, why="no namespaces on this machine"
+    )
     monkeypatch.setattr("syncline.train.session.capabilities", lambda: nothing)
     config = Config().override(
         {
