@@ -5,11 +5,18 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("codecs", "exchange", "trace")
+_PACKAGES = ("codecs", "exchange", "plan", "trace")
+_NAMES = {
+    "attach": "syncline.engine",
+    "DistributedDataParallel": "syncline.engine",
+    "ddp_hook": "syncline.integrations",
+}
 
 
 def __getattr__(name: str) -> Any:
     # On first use: `import syncline` itself costs nothing.
     if name in _PACKAGES:
         return import_module(f"syncline.{name}")
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
     raise AttributeError(f"module 'syncline' has no attribute '{name}'")

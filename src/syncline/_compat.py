@@ -1,5 +1,12 @@
 """Private, untyped or version-dependent torch API, all of it, so that a torch release is one file to read."""
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import FileStore as FileStore  # type: ignore[attr-defined]
 from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defined]
 from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]
@@ -7,4 +14,77 @@ from torch.distributed import Store as Store  # type: ignore[attr-defined]
 from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 from torch.distributed import rendezvous as rendezvous  # type: ignore[attr-defined]
 
-__all__ = ["FileStore", "GradBucket", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+NoSubclasses: Any = torch._C.DisableTorchFunctionSubclass
+"""Context in which tensor subclasses are plain tensors; it holds for the thread that enters it."""
+
+
+def storage_users(tensor: Tensor) -> int:
+    """How many tensors and storage objects share a tensor's memory, the tensor itself included."""
+    with NoSubclasses():
+        storage = tensor.untyped_storage()
+    # One of the users is the storage object made here.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call `callback` when the backward pass that runs now has ended; only from a hook in that pass."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def in_nested_backward() -> bool:
+    """Whether this thread is inside a backward pass that a custom function's backward started (checkpointing)."""
+    code = torch.autograd.function.BackwardCFunction.apply.__code__
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def default_store() -> Store:
+    """The store that the default process group met at."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def world_group() -> dist.ProcessGroup:
+    """The default process group."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def group_timeout(group: dist.ProcessGroup | None) -> float:
+    """Seconds that a collective of this group may take."""
+    made = group or world_group()
+    options = made._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")).options
+    return float(options._timeout.total_seconds())
+
+
+def new_group(ranks: Sequence[int], *, timeout: Any, backend: str | None = None) -> dist.ProcessGroup:
+    """A group of these ranks alone, made without the others."""
+    whole = len(ranks) == dist.get_world_size()
+    return dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not whole)  # type: ignore[no-any-return]
+
+
+def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The optimizer class's own `step`, without the hooks and profiler that torch wraps around it."""
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+
+
+def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
+    """Have `callback` called whenever torch.compile starts to trace a frame; returns what takes it away again."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(callback)
+    return lambda: callback_handler.remove_start_callback(callback)
+
+
+def is_optimized_module(module: Any) -> bool:
+    """Whether this is what `torch.compile(module)` returns."""
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
+
+
+__all__ = ["FileStore", "GradBucket", "NoSubclasses", "PrefixStore", "Store", "TCPStore", "rendezvous"]

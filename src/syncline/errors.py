@@ -18,6 +18,14 @@ class RankFailure(RuntimeError):
         self.traceback = traceback
 
 
+class PeerError(RuntimeError):
+    """A peer died, stopped or did not come; the message names it, `ranks` holds the ranks that it names."""
+
+    def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """The error for a name that is not registered: nearest match first, then all the names.
 

@@ -74,3 +74,14 @@ def test_shares_sum_to_one():
     generator = random.Random(0)
     steps = {i: {phase: generator.randrange(1000) for phase in PHASES} for i in range(5)}
     assert sum(shares(steps).values()) == pytest.approx(1)
+
+
+def test_an_exchange_that_ends_in_the_next_step_is_exposed_there():
+    spans = [
+        Span(0, "step", "step", "", 0, 0, 100), Span(0, "step", "step", "", 1, 100, 200),
+        Span(0, "backward", "backward", "", 0, 0, 90), Span(0, "exchange", "allreduce", "fc", 0, 80, 130),
+        Span(0, "forward", "forward", "", 1, 120, 200),
+    ]  # fmt: skip
+    both = partition(spans)
+    assert (both[0]["backward"], both[0]["exposed_exchange"]) == (90, 10)
+    assert (both[1]["exposed_exchange"], both[1]["forward"], both[1]["other"]) == (20, 80, 0)

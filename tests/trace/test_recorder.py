@@ -101,3 +101,17 @@ def test_cuda_spans_come_from_events():
     forward, update = recorder.spans()
     assert forward.end - forward.start > 10 * (update.end - update.start)
     assert update.start >= forward.end
+
+
+def test_a_blocked_training_thread_is_cut_out_of_its_own_spans():
+    recorder = Recorder()
+    recorder.add("forward", "forward", 0, 100)
+    recorder.add("update", "update", 5, 95, unit="fc")
+    recorder.blocked(20, 50)
+    recorder.blocked(60, 70)
+    recorder.add("backward", "backward", 100, 200)
+    spans = [(s.lane, s.start, s.end) for s in recorder.spans() if s.lane != "wait"]
+    assert spans == [
+        ("forward", 0, 20), ("forward", 50, 60), ("forward", 70, 100), ("update", 5, 95), ("backward", 100, 200),
+    ]  # fmt: skip
+    assert recorder.lane_ns(0)[0] == {"forward": 60, "update": 90, "backward": 100, "wait": 40}

@@ -5,6 +5,7 @@ shown; what is left visible is exposed. An exchange cannot move data before its 
 before that is a wait for the late rank, not communication.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -48,14 +49,22 @@ def split_waits(spans: Iterable[Span]) -> list[Span]:
 
 
 def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:
-    """Nanoseconds by phase for each step of ONE rank; they sum to that step's wall time exactly."""
-    bounds: dict[int, tuple[int, int]] = {}
+    """Nanoseconds by phase for each step of ONE rank; they sum to that step's wall time exactly.
+
+    A span counts in every step that it reaches into: an exchange may end in the next step's forward pass.
+    """
+    spans = list(spans)
+    bounds = {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
+    steps = sorted(bounds, key=lambda step: bounds[step])
+    ends = [bounds[step][1] for step in steps]
     work: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.lane == STEP:
-            bounds[span.step] = (span.start, span.end)
-        else:
-            work[span.step].append(span)
+            continue
+        for step in steps[bisect_right(ends, span.start) :]:
+            if bounds[step][0] >= span.end:
+                break
+            work[step].append(span)
     return {step: _sweep(work[step], *bounds[step]) for step in sorted(bounds)}
 
 

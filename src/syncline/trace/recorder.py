@@ -1,7 +1,9 @@
 """The recorder: a bounded ring of spans on one rank. Host spans read a clock, CUDA spans read events later."""
 
 import time
+from bisect import bisect_left
 from collections import deque
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +16,13 @@ _Row = tuple[str, str, str, int, _Mark, _Mark, int]
 
 HOST_LANES = frozenset({"data", "wait"})
 """Lanes that block the host; their spans use the host's clock even when the work of the others is on a GPU."""
+
+
+BLOCKED = "blocked"
+"""The name of `wait` spans in which the training thread stood still; they are cut out of its compute spans."""
+
+
+_TRAINING = frozenset({"data", "forward", "backward", "update"})
 
 
 class Recorder:
@@ -76,6 +85,10 @@ class Recorder:
         """Context manager that files the span of its block."""
         return Timed(self, lane, name or lane, unit, bytes)
 
+    def blocked(self, start: _Mark, end: _Mark) -> None:
+        """The training thread (on CUDA: its stream) stood still: no forward, backward or data in that time."""
+        self.add("wait", BLOCKED, start, end)
+
     @property
     def whole_from(self) -> int:
         """The first step of which no span was dropped."""
@@ -83,21 +96,26 @@ class Recorder:
 
     def spans(self) -> list[Span]:
         """All kept spans as records, steps last. On CUDA this waits for the events it reads."""
-        return [
-            Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
-            for lane, name, unit, step, start, end, size in (*self._rows, *self._steps)
-        ]
+        return _cut_blocked(
+            [
+                Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
+                for lane, name, unit, step, start, end, size in (*self._rows, *self._steps)
+            ]
+        )
 
     def lane_ns(self, first_step: int) -> dict[int, dict[str, int]]:
         """Nanoseconds by lane of every step from `first_step` on, for log lines; reads from the end backwards."""
-        totals: dict[int, dict[str, int]] = {}
+        spans: list[Span] = []
         for rows in (self._rows, self._steps):
-            for lane, _, _, step, start, end, _ in reversed(rows):
+            for lane, name, unit, step, start, end, _ in reversed(rows):
                 if step < first_step:
                     break
                 begin, finish = self._times(start, end)
-                lanes = totals.setdefault(step, {})
-                lanes[lane] = lanes.get(lane, 0) + finish - begin
+                spans.append(Span(self.rank, lane, name, unit, step, begin, finish))
+        totals: dict[int, dict[str, int]] = {}
+        for span in _cut_blocked(spans):
+            lanes = totals.setdefault(span.step, {})
+            lanes[span.lane] = lanes.get(span.lane, 0) + span.end - span.start
         return totals
 
     def _times(self, start: _Mark, end: _Mark) -> tuple[int, int]:
@@ -128,6 +146,29 @@ class Timed:
     ) -> None:
         end = self.recorder.mark(self.lane)
         self.recorder.add(self.lane, self.name, self.start, end, unit=self.unit, bytes=self.bytes)
+
+
+def _cut_blocked(spans: list[Span]) -> list[Span]:
+    """Take the times in which the training thread stood still out of its own spans, those without a unit."""
+    holes = sorted((s.start, s.end) for s in spans if s.lane == "wait" and s.name == BLOCKED and s.end > s.start)
+    if not holes:
+        return spans
+    starts = [start for start, _ in holes]
+    result = []
+    for span in spans:
+        if span.lane not in _TRAINING or span.unit:
+            result.append(span)
+            continue
+        at = span.start
+        for begin, end in holes[bisect_left(starts, span.start) :]:
+            if begin >= span.end:
+                break
+            if begin > at:
+                result.append(replace(span, start=at, end=begin, bytes=0))
+            at = max(at, end)
+        if at < span.end or at == span.start:
+            result.append(replace(span, start=at))
+    return result
 
 
 def _base_event() -> tuple[torch.cuda.Event, int]:

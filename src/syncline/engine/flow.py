@@ -1,0 +1,110 @@
+"""A launch on its way: encode, exchange (as often as its codec asks), decode, and what is kept of it.
+
+The executors drive `carry`: on the CPU in worker threads, on CUDA by putting everything on side streams at once.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from syncline.engine.cells import Cell, Course, Where, rounds_of
+from syncline.exchange import Link
+from syncline.trace import Recorder
+
+if TYPE_CHECKING:
+    from syncline.engine.units import UnitRun
+
+Turn = Callable[["Launch", int], AbstractContextManager[None]]
+
+
+@dataclass(eq=False)
+class Launch:
+    """One part of a unit, and what it is doing in the present backward pass."""
+
+    unit: "UnitRun"
+    part: int
+    cells: Sequence[Cell]
+    links: Sequence[Link]
+    """One a round: rounds have process groups of their own, so that no round's order depends on another's."""
+    position: int = 0
+    ready: bool = False
+    where: Where = field(default_factory=lambda: Where(0, 0, 1, 0))
+    tentative: list[dict[str, Tensor]] | None = None
+    """The states that the last exchange would leave; committed by the optimizer's step."""
+    chain: bool = False
+    """Go on from the tentative states: gradients are being accumulated over several exchanges."""
+    done: bool = False
+    event: Any = None
+
+    def __post_init__(self) -> None:
+        self.rounds, self.always = rounds_of(self.cells)
+        name = self.unit.row.name
+        self.label = f"{name}[{self.part}]" if self.unit.row.partitions > 1 else name
+
+    def commit(self) -> None:
+        """Keep what the exchange left."""
+        if self.tentative is not None:
+            for cell, state in zip(self.cells, self.tentative, strict=True):
+                cell.state = state
+            self.tentative = None
+
+
+def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
+    """Take a launch from gradients to averaged gradients; collectives are issued inside `turn(launch, round)`."""
+    unit, label, step = launch.unit, launch.label, recorder.step
+    course = Course(launch.cells, launch.where)
+    chained = launch.tentative if launch.chain else None
+    before = [dict(cell.state) for cell in launch.cells] if chained is None else chained
+    begin = recorder.mark("encode")
+    requests = course.start(unit.grads, before)
+    recorder.add("encode", "encode", begin, recorder.mark("encode"), unit=label, step=step)
+    number = 0
+    while requests:
+        link = launch.links[number]
+        with turn(launch, number):
+            begin = recorder.mark("exchange")
+            sent = link.sent_bytes
+            handles = [link.launch(request) for request in requests]
+        answers = [handle.wait() for handle in handles]
+        end = recorder.mark("exchange")
+        recorder.add(
+            "exchange", str(link.exchange), begin, end, unit=label, bytes=max(0, link.sent_bytes - sent), step=step
+        )
+        begin = end
+        requests = course.resume(answers)
+        lane, name = ("encode", "encode") if requests else ("decode", "decode")
+        recorder.add(lane, name, begin, recorder.mark(lane), unit=label, step=step)
+        number += 1
+    _finish(launch, course, before)
+
+
+def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> None:
+    unit = launch.unit
+    after: list[dict[str, Tensor]] = []
+    for cell, result, old in zip(launch.cells, course.results, before, strict=True):
+        assert result is not None
+        after.append(_unless_broken(result.output, dict(result.state), old))
+        for place, first, values in cell.outputs(result.output):
+            unit.receive(place, first, values)
+    launch.tentative = after
+
+
+def _unless_broken(output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The new state if the result is finite on every value, else the old: a broken step leaves residuals untouched.
+
+    The output is the same on every rank, so is the choice. On CUDA it is made on the device.
+    """
+    if not output.numel() or not (new or "error" in old):
+        return new
+    good = torch.linalg.vector_norm(output, float("inf")).isfinite()
+    if output.device.type == "cpu":
+        return new if good else old
+    if not new:
+        new = {"error": torch.zeros_like(old["error"])}  # paid, unless the step is broken
+    return {
+        key: torch.where(good, t, old[key].view_as(t) if key in old else torch.zeros_like(t)) for key, t in new.items()
+    }

@@ -1,0 +1,137 @@
+"""The engine's own process groups: one a round of communication, and one (Gloo, on the host) to agree about things.
+
+The user's groups are never used, so the user's collectives and the engine's cannot meet. Groups are made once for a
+parent group and given from one engine to the next: all ranks ask in the same order.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from syncline._compat import group_timeout, new_group, world_group
+from syncline.errors import UsageError
+
+_free: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
+_free_control: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
+
+
+def parent_group(given: Any) -> dist.ProcessGroup:
+    """The process group meant by a group, a one-dimensional DeviceMesh, or None (all ranks)."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise UsageError(
+            "attach needs a process group: call torch.distributed.init_process_group() first, as under torchrun"
+        )
+    if given is None:
+        return world_group()
+    if isinstance(given, DeviceMesh):
+        if given.ndim != 1:
+            names = ", ".join(f"mesh['{name}']" for name in given.mesh_dim_names or ())
+            raise UsageError(f"a mesh of {given.ndim} dimensions was given: name one, {names or 'a sub-mesh'}")
+        return given.get_group()
+    if not isinstance(given, dist.ProcessGroup):
+        raise UsageError(
+            f"process_group is a {type(given).__name__}: give a ProcessGroup or one dimension of a DeviceMesh"
+        )
+    return given
+
+
+@dataclass(eq=False)
+class Groups:
+    """Process groups of one engine, and what is agreed over them."""
+
+    parent: dist.ProcessGroup
+    timeout: float
+    rounds: list[dist.ProcessGroup] = field(default_factory=list)
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The members' ranks among all."""
+        return dist.get_process_group_ranks(self.parent)
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return dist.get_rank(self.parent)
+
+    @property
+    def world(self) -> int:
+        """How many ranks exchange gradients."""
+        return dist.get_world_size(self.parent)
+
+    def open(self, rounds: int) -> None:
+        """Have groups for so many rounds."""
+        if self.control is None:
+            self.control = self._take(_free_control, "gloo")
+        while len(self.rounds) < rounds:
+            self.rounds.append(self._take(_free, None))
+
+    def close(self) -> None:
+        """Leave the groups to the next engine."""
+        _free.setdefault(self.parent, []).extend(self.rounds)
+        if self.control is not None:
+            _free_control.setdefault(self.parent, []).append(self.control)
+        self.rounds, self.control = [], None
+
+    def _take(self, pool: Any, backend: str | None) -> dist.ProcessGroup:
+        free = pool.setdefault(self.parent, [])
+        if free:
+            group: dist.ProcessGroup = free.pop(0)
+            return group
+        return new_group(self.ranks, timeout=timedelta(seconds=self.timeout), backend=backend)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Every rank's values, one row a rank; on the host."""
+        rows = [torch.empty_like(values) for _ in range(self.world)]
+        dist.all_gather(rows, values.contiguous(), group=self.control)
+        return torch.stack(rows)
+
+    def agree(self, text: str, what: str) -> None:
+        """Raise on every rank unless all have the same text."""
+        digest = hashlib.sha256(text.encode()).digest()[:8]
+        rows = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
+        odd = [self.ranks[r] for r in range(self.world) if not torch.equal(rows[r], rows[0])]
+        if odd:
+            raise UsageError(f"{what} differ between the ranks: {_names(odd)} not as rank {self.ranks[0]} has it")
+
+    def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+        """Rank 0's values for all, in one message a dtype."""
+        for flat, members in flattened(tensors):
+            dist.broadcast(flat, src=self.ranks[0], group=group or self.rounds[0])
+            spread(flat, members)
+
+
+def flattened(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
+    """One flat copy a dtype, with its members."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return [(torch.cat([t.detach().reshape(-1) for t in members]), members) for members in kinds.values()]
+
+
+def spread(flat: Tensor, members: Sequence[Tensor]) -> None:
+    """Copy a flat tensor's parts back."""
+    with torch.no_grad():
+        for part, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def timeout_of(group: dist.ProcessGroup, given: float | None) -> float:
+    """Seconds that a collective may take: as given, else as the parent group has it."""
+    if given is None:
+        return group_timeout(group)
+    if given <= 0:
+        raise UsageError(f"timeout is {given}: use a positive number of seconds")
+    return float(given)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

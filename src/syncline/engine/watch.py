@@ -1,0 +1,75 @@
+"""The engine's eye on its peers: what to say when an exchange fails, and when to stop waiting for one."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from syncline._compat import default_store
+from syncline.engine.peers import Peers
+from syncline.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    from syncline.engine.sync import Sync
+
+_COMMUNICATION = re.compile(r"gloo|nccl|timed? ?out|connection|peer|socket|broken pipe|aborted", re.I)
+
+
+class Watched:
+    """Names the rank that is to blame, if one is."""
+
+    def __init__(self, sync: "Sync") -> None:
+        groups = sync.groups
+        members = hashlib.sha256(",".join(map(str, groups.ranks)).encode()).hexdigest()[:12]
+        self._sync, self.timeout = sync, groups.timeout
+        self._peers = Peers(
+            default_store(),
+            rank=groups.rank,
+            world=groups.world,
+            timeout=groups.timeout,
+            names=groups.ranks,
+            # Under torchrun the agent serves the store, not rank 0.
+            holder=None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
+            prefix=f"syncline/peers/{members}",
+        )
+        self._peers.start()
+
+    @property
+    def doing(self) -> str:
+        """What this rank is doing, as its peers will read it."""
+        return self._peers.doing
+
+    @doing.setter
+    def doing(self, text: str) -> None:
+        self._peers.doing = text
+
+    def raised(self) -> PeerError | None:
+        """The error that another rank has found, if any."""
+        text = self._peers.raised()
+        return None if text is None else self._peers.explain(f"step {self._sync.step}")
+
+    def explain(self, unit: str, error: BaseException) -> BaseException:
+        """The error to raise for one that a worker met: a peer's loss by its name, anything else as it is."""
+        if isinstance(error, UsageError | PeerError):
+            return error
+        if isinstance(error, dist.DistError) or _COMMUNICATION.search(str(error)):
+            what = f"step {self._sync.step}" + (f": the exchange of unit '{unit}'" if unit else "")
+            return self._peers.explain(what, error)
+        self._peers.farewell(error)
+        return error
+
+    @contextmanager
+    def communicating(self, what: str) -> Iterator[None]:
+        """A communication of the training thread: its failure gets a name, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.explain("", error) from error
+
+    def close(self) -> None:
+        """Say farewell."""
+        self._peers.close()
