@@ -73,6 +73,26 @@ def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
+def global_step_hooks() -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """The hooks that torch calls before and after every optimizer's step."""
+    from torch.optim import optimizer
+
+    return list(optimizer._global_optimizer_pre_hooks.values()), list(optimizer._global_optimizer_post_hooks.values())
+
+
+def on_every_step(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Have these called around every optimizer's step; returns what takes them away again."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
 def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
     """Have `callback` called whenever torch.compile starts to trace a frame; returns what takes it away again."""
     from torch._dynamo.callback import callback_handler

@@ -26,6 +26,10 @@ class PeerError(RuntimeError):
         self.ranks = tuple(ranks)
 
 
+class SynclineWarning(UserWarning):
+    """Training goes on, but not as it was asked for; the message says what was found and what was done."""
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """The error for a name that is not registered: nearest match first, then all the names.
 

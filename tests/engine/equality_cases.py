@@ -34,6 +34,8 @@ from syncline import plan
 STEPS = 20
 CASE_SECONDS = 20
 HANGS = 3
+DEVICE = ["cpu"]
+"""Where models and batches are; `test_engine_gpu.py` sets it in its ranks."""
 SLOW = "slow_exchange:slow(ms=1.5)"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, lr=0.05, **more: SGD(p, lr=lr, momentum=0.9, **{"weight_decay": 1e-3, **more}),
@@ -113,7 +115,7 @@ class Ours:
         syncs, self.syncs = list(self.syncs.values()), {}
         for sync in syncs:
             sync.close()
-        if self.exchange and syncs:
+        if self.exchange and syncs and self.group.size() > 1:
             assert slow_exchange.launched[0] > self.launched, "the slow exchange was not used"
 
 
@@ -140,6 +142,7 @@ class Run:
 
     def attach(self, model: nn.Module, *optimizers: torch.optim.Optimizer, unused: bool = False) -> nn.Module:
         """The callable that trains `model`: DDP's wrapper, or the model itself."""
+        model.to(DEVICE[0])
         self.models.append(model)
         self.optimizers.extend(optimizers)
         net: nn.Module = self.way.attach(model, optimizers, unused)
@@ -148,7 +151,8 @@ class Run:
     def batch(self, step: int, micro: int = 0, shape: tuple[int, ...] = (8, 32), targets: int = 10) -> Any:
         """Inputs and targets of this rank: the same numbers in both ways."""
         generator = torch.Generator().manual_seed(1 + step * 1009 + micro * 101 + self.rank * 7)
-        return torch.randn(shape, generator=generator), torch.randn(shape[0], targets, generator=generator)
+        x, y = torch.randn(shape, generator=generator), torch.randn(shape[0], targets, generator=generator)
+        return x.to(DEVICE[0]), y.to(DEVICE[0])
 
     def loss(self, net: Callable[..., Tensor], step: int, micro: int = 0, **more: Any) -> Tensor:
         """Forward and loss of one batch, noted."""
@@ -413,7 +417,7 @@ def gpt_tied_head(run: Run) -> None:
     net = run.attach(model, optimizer)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step * 11 + run.rank)
-        tokens = torch.randint(384, (4, 9), generator=generator)
+        tokens = torch.randint(384, (4, 9), generator=generator).to(DEVICE[0])
         logits = net(tokens[:, :-1])
         run.noted(F.cross_entropy(logits.reshape(-1, 384), tokens[:, 1:].reshape(-1))).backward()
         optimizer.step()
@@ -529,7 +533,7 @@ def clip_grad_value(run: Run) -> None:
 
 def _scaled(run: Run, clip: bool) -> None:
     model, optimizer, net = plain(run)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    scaler = torch.amp.GradScaler(DEVICE[0], init_scale=2.0**10, growth_interval=4)
     scales = []
     for step in range(STEPS):
         loss = run.loss(net, step)
@@ -704,6 +708,12 @@ def optimizer_state_dict_right_after_step(run: Run) -> None:
     train(
         run, model, optimizer, net, after=lambda _step: run.read(*_tensors(optimizer.state_dict()["state"]))
     )  # fmt: skip
+
+
+@case()
+def optimizer_state_right_after_step(run: Run) -> None:
+    model, optimizer, net = plain(run)
+    train(run, model, optimizer, net, after=lambda _step: run.read(*_tensors(optimizer.state[model[0].weight])))
 
 
 @case(optimizers=("adamw",))

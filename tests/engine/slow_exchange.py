@@ -3,6 +3,8 @@
 import itertools
 import time
 
+import torch
+
 from syncline.codecs import Merge, Out
 from syncline.exchange.definition import EXCHANGES, Definition
 from syncline.exchange.moves import Moves, Place
@@ -21,7 +23,10 @@ def _merge(merge: Merge, place: Place, *, ms: float = 4) -> Moves:
     moves = EXCHANGES.get("allreduce").merge(merge, place)
     total = yield next(moves)
     # After the collective, so that it is the waiting thread that sleeps and not the one that launches.
-    time.sleep(delay)
+    if merge.tensor.is_cuda:
+        torch.cuda._sleep(int(delay * 1.5e9))  # the stream's clock ticks about so often a second
+    else:
+        time.sleep(delay)
     try:
         moves.send(total)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""`syncline bench`: measure codecs, and what they do to training."""
+"""`syncline bench`: measure codecs, what they do to training, and what attaching costs."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,27 @@ from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
 from syncline.spec import split
 
-_WHAT = ("codecs", "convergence")
+_WHAT = ("codecs", "convergence", "overhead")
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="codecs: speed, ratio, error. convergence: loss curves and accuracy.")],
-    codecs: Annotated[str | None, typer.Option(help="Comma list of codec specs; default: all.")] = None,
-    device: Annotated[str, typer.Option(help="codecs: cpu or cuda.")] = "cpu",
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="codecs: speed, ratio, error. convergence: loss curves and accuracy. overhead: attach against DDP."
+        ),
+    ],
+    codecs: Annotated[
+        str | None, typer.Option(help="Comma list of codec specs; default: all (overhead: bf16, powersgd).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="codecs, overhead: cpu or cuda.")] = "cpu",
     largest_mb: Annotated[float, typer.Option(help="codecs: leave larger tensors out.")] = 400.0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    steps: Annotated[int, typer.Option(help="convergence: training steps a codec.")] = 800,
-    model: Annotated[str | None, typer.Option(help="convergence: the model.")] = None,
-    seed: Annotated[int, typer.Option(help="convergence: of model, data and order.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads (overhead: of a rank).")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="convergence: training steps a codec, 800. overhead: steps a block, 10.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="convergence, overhead: the model.")] = None,
+    seed: Annotated[int, typer.Option(help="convergence, overhead: of model, data and order.")] = 0,
     data: Annotated[
         str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")
     ] = "auto",
@@ -33,14 +42,14 @@ def bench(
         bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")
     ] = False,
 ) -> None:
-    """Measure every codec: its speed against a copy of the same tensor, or its training against dense training."""
+    """Measure codecs (speed against a copy of the same tensor, training against dense), or attach against DDP."""
     if what not in _WHAT:
         raise unknown("benchmark", what, _WHAT)
     import torch
 
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UsageError(f"device '{device}' is not here: use --device cpu")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UsageError(f"--steps must be at least 1, not {steps}")
     if threads:
         torch.set_num_threads(threads)
@@ -51,7 +60,20 @@ def bench(
         build(name)
     console = Console(stderr=as_json)
     folder = out or Path("runs") / f"bench-{what}"
-    if what == "codecs":
+
+    def progress(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    page: str | None = None
+    if what == "overhead":
+        from syncline.bench import overhead
+
+        chosen = overhead.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
+        result = overhead.measure(chosen, progress=progress)
+        table = overhead.rich_table(result)
+        for text in result["warnings"]:
+            progress(f"warning: {text}")
+    elif what == "codecs":
         from syncline.bench import codecs as speed
         from syncline.bench import plot
 
@@ -67,8 +89,8 @@ def bench(
         from syncline.bench import curves
         from syncline.bench.convergence import Setting, measure
 
-        setting = Setting(steps=steps, data=data, seed=seed, model=model or Setting.model)
-        result = measure(setting, names, progress=lambda text: console.print(text, markup=False, highlight=False))
+        setting = Setting(steps=steps or Setting.steps, data=data, seed=seed, model=model or Setting.model)
+        result = measure(setting, names, progress=progress)
         page = curves.page(result)
         table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
         for row in result["rows"]:
@@ -76,9 +98,11 @@ def bench(
     from syncline.report.results import write_text
 
     write_text(json.dumps(result, indent=1) + "\n", folder / f"{what}.json")
-    write_text(page, folder / f"{what}.html")
+    if page is not None:
+        write_text(page, folder / f"{what}.html")
     if as_json:
         print_json(result)
         return
     console.print(table)
-    console.print(f"page: {folder / f'{what}.html'}", markup=False, highlight=False, soft_wrap=True)
+    where = folder / f"{what}.{'json' if page is None else 'html'}"
+    console.print(f"{'figures' if page is None else 'page'}: {where}", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from syncline.train.config import Config
 from syncline.train.torchrun import is_launched
 
 
-def execute(config: Config, *, out: Path | None, as_json: bool) -> int:
+def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | None = None) -> int:
     """Run, print the summary (or the JSON) and the report's path; the exit code is 1 when every run crashed."""
     launched = is_launched()
     if config.cluster.nodes and not launched:
@@ -23,7 +23,7 @@ def execute(config: Config, *, out: Path | None, as_json: bool) -> int:
     console = Console(stderr=as_json)
     watch = watcher(console)
     try:
-        done = (run_launched if launched else run_session)(config, out=out, watcher=watch)
+        done = (run_launched if launched else run_session)(config, out=out, watcher=watch, resume=resume)
     finally:
         watch.close()
     if done is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from syncline.errors import UsageError
-from syncline.train.config import Config, load_recipe, parse_settings
+from syncline.train.config import Config, load_recipe, load_run, parse_settings, run_of
 
 Model = Annotated[str | None, typer.Option(help="A model: vgg11, resnet50, vit(size=tiny), my.module:factory ...")]
 Data = Annotated[str | None, typer.Option(help="A data set: auto, shapes, fashion-mnist, cifar10(root=DIR), text ...")]
@@ -22,6 +22,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print results.json on standa
 Recipe = Annotated[str | None, typer.Option(help="A recipe that ships with Syncline, or a TOML file.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set train.optimizer='sgd(lr=0.1)'.")]
 
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Steps between checkpoints, for --resume; one more is written at the end.")
+]
+Resume = Annotated[
+    Path | None, typer.Option(help="Go on with the run in this folder, from its newest checkpoint or the one named.")
+]
+
 _KEYS = {
     "model": "train.model",
     "data": "train.data",
@@ -29,6 +36,7 @@ _KEYS = {
     "epochs": "train.epochs",
     "batch": "train.batch",
     "seed": "train.seed",
+    "checkpoint_every": "train.checkpoint_every",
     "nproc": "cluster.nproc",
     "nodes": "cluster.nodes",
     "bandwidth": "cluster.bandwidth",
@@ -37,9 +45,11 @@ _KEYS = {
 }
 
 
-def resolve(recipe: str | None, settings: list[str] | None, **options: Any) -> Config:
-    """A recipe (or the defaults), then `--set`, then the options that were given."""
-    config = load_recipe(recipe) if recipe else Config()
+def resolve(recipe: str | None, settings: list[str] | None, *, resume: Path | None = None, **options: Any) -> Config:
+    """A recipe (or an earlier run's settings, or the defaults), then `--set`, then the options that were given."""
+    if resume is not None and recipe:
+        raise UsageError("--resume takes the run's own settings: leave --recipe out")
+    config = load_recipe(recipe) if recipe else Config() if resume is None else load_run(run_of(resume))
     given = parse_settings(settings or [])
     given |= {_KEYS[name]: value for name, value in options.items() if value is not None}
     if given.get("compare.scale") and given.get("cluster.nproc"):

@@ -20,16 +20,25 @@ def train(
     epochs: o.Epochs = None,
     batch: o.Batch = None,
     seed: o.Seed = None,
+    checkpoint_every: o.CheckpointEvery = None,
+    resume: o.Resume = None,
     out: o.Out = None,
     as_json: o.Json = False,
     recipe: o.Recipe = None,
     settings: o.Set = None,
 ) -> None:
     """Train a model under one synchronisation strategy. Under torchrun the same command is one of the ranks."""
+    if resume is not None and out is not None:
+        raise UsageError("--resume goes on in the run's own folder: leave --out out")
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise UsageError(f"--checkpoint-every must be at least 1, not {checkpoint_every}")
+    if strategy is None and resume is None:
+        strategy = "ddp"
     config = o.resolve(
         recipe,
         settings,
-        strategies=["ddp" if strategy is None else strategy],
+        resume=resume,
+        strategies=None if strategy is None else [strategy],
         model=model,
         data=data,
         nproc=nproc,
@@ -39,7 +48,8 @@ def train(
         epochs=epochs,
         batch=batch,
         seed=seed,
+        checkpoint_every=checkpoint_every,
     ).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:
         raise UsageError("train takes one strategy: use compare for several")
-    raise typer.Exit(execute(config, out=out, as_json=as_json))
+    raise typer.Exit(execute(config, out=out, as_json=as_json, resume=resume))

@@ -1,6 +1,7 @@
 """The engine: when. Hooks, launch order, threads and streams, waits and state; see docs/engine.md."""
 
 from syncline.engine.attach import attach
+from syncline.engine.ddp import DistributedDataParallel
 from syncline.engine.sync import Sync
 
-__all__ = ["Sync", "attach"]
+__all__ = ["DistributedDataParallel", "Sync", "attach"]

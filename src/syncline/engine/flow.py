@@ -39,6 +39,10 @@ class Launch:
     """Go on from the tentative states: gradients are being accumulated over several exchanges."""
     done: bool = False
     event: Any = None
+    measure: bool = False
+    """Note this pass's norms, for the sentinel."""
+    norms: Tensor | None = None
+    """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
 
     def __post_init__(self) -> None:
         self.rounds, self.always = rounds_of(self.cells)
@@ -84,6 +88,7 @@ def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
 
 def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> None:
     unit = launch.unit
+    launch.norms = _norms(launch, course) if launch.measure else None
     after: list[dict[str, Tensor]] = []
     for cell, result, old in zip(launch.cells, course.results, before, strict=True):
         assert result is not None
@@ -91,6 +96,22 @@ def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> 
         for place, first, values in cell.outputs(result.output):
             unit.receive(place, first, values)
     launch.tentative = after
+
+
+def _norms(launch: Launch, course: Course) -> Tensor:
+    # Now, for later the user may have scaled or clipped the gradients.
+    local = [cell.pack(launch.unit.grads) for cell in launch.cells]
+    averaged = [result.output for result in course.results if result is not None]
+    return torch.stack([norm(local), norm(averaged)])
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of all values together, in float32."""
+    parts = [
+        torch.linalg.vector_norm(t, dtype=None if t.dtype == torch.float64 else torch.float32).float() for t in tensors
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return total
 
 
 def _unless_broken(output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ class Groups:
         rows = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
         odd = [self.ranks[r] for r in range(self.world) if not torch.equal(rows[r], rows[0])]
         if odd:
-            raise UsageError(f"{what} differ between the ranks: {_names(odd)} not as rank {self.ranks[0]} has it")
+            raise UsageError(f"{what} differ between the ranks: {names_of(odd)} not as rank {self.ranks[0]} has it")
 
     def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
         """Rank 0's values for all, in one message a dtype."""
@@ -133,5 +133,6 @@ def timeout_of(group: dist.ProcessGroup, given: float | None) -> float:
     return float(given)
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names_of(ranks: Sequence[int]) -> str:
+    """`rank 2`, or `ranks 2, 3`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

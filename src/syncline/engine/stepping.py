@@ -1,12 +1,14 @@
 """The optimizer's side: `step()` returns at once, and each unit is updated when its gradients have arrived."""
 
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from syncline._compat import global_step_hooks
 from syncline.engine import byparts, pending
 from syncline.engine.byparts import Member, WaitingState
 from syncline.engine.units import Slot, UnitRun
@@ -92,6 +94,8 @@ class Stepper:
                 else:
                     optimizer.__dict__[name] = value
             optimizer.__dict__.pop("_syncline", None)
+            if isinstance(optimizer.state, WaitingState):
+                optimizer.state = defaultdict(dict, dict.items(optimizer.state))
         self._originals = []
 
     def wait(self) -> None:
@@ -115,28 +119,52 @@ class Stepper:
             return self._whole(optimizer, original)
         if getattr(optimizer, "grad_scale", None) is not None:
             return self._whole(optimizer, original)
-        for hook in list(optimizer._optimizer_step_pre_hooks.values()):
-            hook(optimizer, (), {})
+        # As torch's own `step` has them; whole steps go through that.
+        before, after = global_step_hooks()
+        for hook in [*before, *optimizer._optimizer_step_pre_hooks.values()]:
+            hook(optimizer, (optimizer,), {})
         sync._stepping = True
         try:
             self._by_parts(optimizer)
         finally:
             sync._stepping = False
         sync._stepped()
-        for hook in list(optimizer._optimizer_step_post_hooks.values()):
-            hook(optimizer, (), {})
+        for hook in [*optimizer._optimizer_step_post_hooks.values(), *after]:
+            hook(optimizer, (optimizer,), {})
         return None
+
+    def found(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer that nobody named is about to step: True if it is this model's and now adopted.
+
+        The step that has begun is a whole one; call `stepped_whole` when it is done.
+        """
+        sync = self._sync
+        owner = getattr(optimizer, "_syncline", None)
+        if owner is sync:
+            return False
+        known = {id(slot.parameter) for slot in sync._slots}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            return False
+        if owner is not None:
+            raise UsageError("an optimizer holds parameters of two wrapped models: build one optimizer for each model")
+        sync.wait()
+        self.adopt(optimizer)
+        return True
+
+    def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped all its parameters by itself: keep the states, count the step."""
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for unit in self._sync._units:
+            if any(id(slot.parameter) in mine for slot in unit.slots):
+                self._commit(unit)
+        self._sync._stepped()
 
     def _whole(self, optimizer: Any, original: Callable[..., Any]) -> Any:
         sync = self._sync
         sync.wait()
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for unit in sync._units:
-            if any(id(slot.parameter) in mine for slot in unit.slots):
-                self._commit(unit)
         with sync.recorder.span("update", unit="all"):
             result = original()
-        sync._stepped()
+        self.stepped_whole(optimizer)
         return result
 
     def _with_closure(self, optimizer: Any, original: Callable[..., Any], closure: Callable[[], Any]) -> Any:

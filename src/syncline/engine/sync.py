@@ -12,6 +12,7 @@ A step, as the engine sees it:
 
 import atexit
 import logging
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from syncline.engine import pending
 from syncline.engine.cells import Where, cells_of, rounds_of
 from syncline.engine.compiled import Compiled
 from syncline.engine.groups import Groups, flattened, parent_group, spread, timeout_of
+from syncline.engine.sentinel import Sentinel
 from syncline.engine.stepping import Stepper
 from syncline.engine.threads import Threads
 from syncline.engine.units import Slot, UnitRun
@@ -99,21 +101,22 @@ class Sync:
         self._slots = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
         self._active: list[bool] = []
         self.sentinel = sentinel
+        self._sentinel = Sentinel(self)
         self._stepper = Stepper(self, update)
         if self.world == 1:
             return
         self._syncing = True
-        self._open_groups()
+        self._executor: Any = None
+        self._compiled: Any = None
         self._watched = Watched(self)
-        self._executor = self._make_executor(workers)
-        self._agree_and_start()
-        self._build()
-        for slot in self._slots:
-            self._hook(slot)
-        for optimizer in optimizers:
-            self._stepper.adopt(optimizer)
-        self._compiled = Compiled(self)
+        try:
+            self._start(optimizers, workers)
+        except BaseException as error:
+            self._let_go(error)
+            raise
         _open_syncs.add(self)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # again, so that it comes before what ends the heartbeats
 
     # -- what users call
 
@@ -162,34 +165,67 @@ class Sync:
         """Go on with another plan; all ranks call this between the same two steps. State is carried over by name."""
         plan.check(self.shapes, world=self.world)
         self.wait()
-        self.groups.agree(plan.hash, "plans")
-        self.plan = plan
-        self._open_groups()
+        with self._watched.communicating("replan"):
+            self.groups.agree(plan.hash, "plans")
+            self.plan = plan
+            self._open_groups()
         self._build()
 
     def close(self) -> None:
         """Finish what is in flight, give model and optimizers back as they were, end all threads."""
+        self._close(sys.exc_info()[1])
+
+    def _close(self, reason: BaseException | None, *, leave: bool = False) -> None:
+        """`reason`: the error with which the user's code ends; `leave` what is in flight."""
         if self._closed or self.world == 1:
             self._closed = True
             return
+        if reason is not None and (leave or self._open):
+            # Half a backward pass cannot be finished.
+            self._executor.fail(reason)
         try:
             if self._executor.failure is None:
                 self.wait()
         finally:
-            self._closed = True
-            for slot in self._slots:
-                for hook in slot.hooks:
-                    hook.remove()
-                pending.release(slot.parameter)
-            self._stepper.restore()
-            self._compiled.close()
-            self._watched.close()
-            self._executor.close()
+            self._let_go(reason)
             if self._executor.failure is None:
                 self.groups.close()
-            _open_syncs.discard(self)
+
+    def _let_go(self, reason: BaseException | None) -> None:
+        self._closed = True
+        for slot in self._slots:
+            for hook in slot.hooks:
+                hook.remove()
+            pending.release(slot.parameter)
+            if slot.grad is not None:
+                pending.release(slot.grad)
+        for buffer in self._buffers:
+            pending.release(buffer)
+        self._stepper.restore()
+        if self._compiled is not None:
+            self._compiled.close()
+        self._watched.close(reason)
+        if self._executor is not None:
+            self._executor.close()
+        _open_syncs.discard(self)
 
     # -- set-up
+
+    def _start(self, optimizers: Sequence[torch.optim.Optimizer], workers: int) -> None:
+        # Plans first: with different ones the ranks would make different groups.
+        with self._watched.communicating("attach"):
+            self.groups.open(0)
+            self._agree()
+            self._open_groups()
+            self._executor = self._make_executor(workers)
+            with torch.no_grad():
+                self.groups.broadcast([p for _, p in self._named] + list(self.model.buffers()))
+        self._build()
+        for slot in self._slots:
+            self._hook(slot)
+        for optimizer in optimizers:
+            self._stepper.adopt(optimizer)
+        self._compiled = Compiled(self)
 
     def _open_groups(self) -> None:
         # One more than the rounds, for the buffers: a group's collectives come in one order.
@@ -213,12 +249,12 @@ class Sync:
             return Streams(self.recorder, self.device, watched=self._watched)
         return Threads(self.recorder, workers=workers, watched=self._watched)
 
-    def _agree_and_start(self) -> None:
+    def _agree(self) -> None:
         description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
         self.groups.agree(description, "the models' parameters")
-        self.groups.agree(f"{self.plan.hash} {self.seed}", "plans (or seeds)")
-        with torch.no_grad():
-            self.groups.broadcast([p for _, p in self._named] + list(self.model.buffers()))
+        self.groups.agree(self.plan.hash, "plans")
+        options = f"{self.seed} {self.sentinel} {len(self._buffers)}"
+        self.groups.agree(options, "attach's seed, sentinel or buffers")
 
     def _hook(self, slot: Slot) -> None:
         if slot.hooks or not slot.parameter.requires_grad:
@@ -248,17 +284,23 @@ class Sync:
         states = self._states() if carry else self._parked
         self._active = [slot.parameter.requires_grad for slot in self._slots]
         by_name = {slot.name: slot for slot in self._slots}
+        # A unit that stays as it is keeps what its last exchange left until a step commits it.
+        before = {unit.row: unit for unit in self._units} if carry else {}
         self._units = []
         for slot in self._slots:
             slot.unit = None
+        live: set[str] = set()
         for row in self.plan.units:
             slots = [by_name[name] for name in row.parameters if by_name[name].parameter.requires_grad]
-            if slots:
-                self._units.append(UnitRun(row, slots, self._links))
-        live: set[str] = set()
-        for unit in self._units:
-            live |= {slot.name for slot in unit.slots}
-            for launch in unit.launches:
+            if not slots:
+                continue
+            live |= {slot.name for slot in slots}
+            old = before.get(row)
+            if old is not None and old.slots == slots:
+                self._units.append(old.again())
+                continue
+            self._units.append(UnitRun(row, slots, self._links))
+            for launch in self._units[-1].launches:
                 for cell in launch.cells:
                     cell.load(states)
         self._parked = {name: tensors for name, tensors in states.items() if name not in live}
@@ -305,11 +347,12 @@ class Sync:
         self._watched.doing = f"step {self.step}: backward"
         self._open = True
         where = Where(self.step, self.rank, self.world, self.seed)
+        measure = self._sentinel.due(self.step + 1)
         for unit in self._units:
             unit.begin()
             unit.exchanged = self._executor.promise()
             for launch in unit.launches:
-                launch.where = where
+                launch.where, launch.measure = where, measure
         self._executor.begin(self._order)
 
     def _changed(self) -> None:
@@ -317,7 +360,8 @@ class Sync:
         for slot in self._slots:
             self._hook(slot)
         trained = [slot.name for slot in self._slots if slot.parameter.requires_grad]
-        self.groups.agree("\n".join(trained), "the parameters that require gradients")
+        with self._watched.communicating("the list of trained parameters"):
+            self.groups.agree("\n".join(trained), "the parameters that require gradients")
         self._build()
 
     def _go(self, unit: UnitRun) -> None:
@@ -430,9 +474,9 @@ class Sync:
 
     def _stepped(self) -> None:
         """An optimizer has stepped, or has scheduled its updates."""
-        if self._exchanged:
-            self._exchanged = False
-            self.step += 1
+        counted, self._exchanged = self._exchanged, False
+        self.step += counted
+        self._sentinel.stepped(counted=counted)
         self._watched.doing = f"step {self.step}: forward"
         if self._compiled.outside:
             self.say("the model runs inside compiled code: every step waits for its updates")
@@ -452,9 +496,10 @@ _open_syncs: "weakref.WeakSet[Sync]" = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """A script that ends without `close` still gets its last update, and leaves no thread in torch's way."""
+    reason = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for sync in list(_open_syncs):
         try:
-            sync.close()
+            sync._close(reason, leave=True)
         except Exception as error:
             _log.warning("syncline: at exit: %s", error)
 

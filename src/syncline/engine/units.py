@@ -54,6 +54,12 @@ class UnitRun:
         for slot in slots:
             slot.unit = self
 
+    def again(self) -> "UnitRun":
+        """This unit in another plan that has it just so."""
+        for slot in self.slots:
+            slot.unit = self
+        return self
+
     def begin(self) -> None:
         """A backward pass starts."""
         self.missing, self.open_parts = len(self.slots), len(self.launches)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from syncline._compat import default_store
 from syncline.engine.peers import Peers
-from syncline.errors import PeerError, UsageError
+from syncline.errors import PeerError
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
@@ -54,11 +54,14 @@ class Watched:
 
     def explain(self, unit: str, error: BaseException) -> BaseException:
         """The error to raise for one that a worker met: a peer's loss by its name, anything else as it is."""
-        if isinstance(error, UsageError | PeerError):
+        return self._explain(f": the exchange of unit '{unit}'" if unit else "", error)
+
+    def _explain(self, what: str, error: BaseException) -> BaseException:
+        if isinstance(error, PeerError):
             return error
-        if isinstance(error, dist.DistError) or _COMMUNICATION.search(str(error)):
-            what = f"step {self._sync.step}" + (f": the exchange of unit '{unit}'" if unit else "")
-            return self._peers.explain(what, error)
+        # Gloo's errors are plain RuntimeErrors, some of them.
+        if isinstance(error, dist.DistError | RuntimeError) and _COMMUNICATION.search(f"{type(error)} {error}"):
+            return self._peers.explain(f"step {self._sync.step}{what}", error)
         self._peers.farewell(error)
         return error
 
@@ -68,8 +71,14 @@ class Watched:
         try:
             yield
         except RuntimeError as error:
-            raise self.explain("", error) from error
+            explained = self._explain(f": {what}", error)
+            if self._sync._executor is not None:
+                self._sync._executor.fail(explained)
+            if explained is error:
+                raise
+            raise explained from error
 
-    def close(self) -> None:
-        """Say farewell."""
+    def close(self, reason: BaseException | None = None) -> None:
+        """Say farewell, and why if it is for an error."""
+        self._peers.farewell(reason)
         self._peers.close()

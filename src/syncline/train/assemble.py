@@ -22,7 +22,7 @@ def assemble(
     whole = max(record["whole_from"] for record in workers)
     entries = [_rank(record, [s for s in spans if s.rank == record["rank"]], whole) for record in workers]
     series = [max(values) for values in zip(*(entry["step_ms_series"] for entry in entries), strict=True)]
-    steady = summary(series[1:] or series)
+    steady = summary(_steady(series, workers[0].get("resumed_at", ())))
     measured = all(record.get("wire") is not None for record in records)
     theory = max(record["theory"]["serial"] for record in records)
     median = steady["median"] or float("nan")
@@ -53,21 +53,23 @@ def assemble(
 
 
 def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> dict[str, Any]:
-    series = [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
+    """`earlier_ms` are the times of the steps before a resume; of these there are no spans, so no shares."""
+    series = list(record.get("earlier_ms", ()))
+    series += [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
     steps = partition(s for s in spans if s.step >= whole_from) or partition(spans)
-    first = min(steps)
+    first = min(steps, default=None)
     steady = {step: phases for step, phases in steps.items() if step != first} or steps
     theory, wire = record["theory"], record.get("wire")
     return {
         "rank": record["rank"],
         "node": record["node"],
         "host": record["host"],
-        "step_ms": summary(series[1:] or series),
+        "step_ms": summary(_steady(series, record.get("resumed_at", ()))),
         "first_step_ms": series[0],
         "step_ms_series": series,
         "loss": record["losses"],
         "test_accuracy": record["accuracy"],
-        "breakdown": shares(steady),
+        "breakdown": shares(steady) if steady else dict.fromkeys(PHASES),
         "wire": {
             "measured": wire is not None,
             "sent": theory["sent"] if wire is None else wire["sent"],
@@ -76,6 +78,11 @@ def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> 
             "theory_received": theory["received"],
         },
     }
+
+
+def _steady(series: Sequence[float], resumed_at: Sequence[int]) -> list[float]:
+    """Without the first step, and without the first after each resume: both warm up."""
+    return [ms for step, ms in enumerate(series) if step and step not in resumed_at] or list(series)
 
 
 def _serial(record: Mapping[str, Any]) -> float:

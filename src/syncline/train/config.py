@@ -11,6 +11,9 @@ from typing import Any, get_args, get_origin
 from syncline.errors import UsageError, unknown
 from syncline.spec import split
 
+CHECKPOINTS = "checkpoints"
+"""A run folder's folder of checkpoints."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -33,6 +36,8 @@ class Train:
     """Compute threads a rank; 0 shares the cores out."""
     timeout_s: float = 300.0
     """How long a collective may take before the run is ended."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes none."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,27 @@ def load_recipe(name: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe {name} is not valid TOML: {error}") from None
     return Config().override(dict(_dotted(table)))
+
+
+def load_run(folder: Path) -> Config:
+    """The resolved settings of an earlier run, from its folder."""
+    file = folder / "config.json"
+    try:
+        table = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is no run folder (it has no config.json): name the folder of a run") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise UsageError(f"cannot read {file}: {reason}") from None
+    if not isinstance(table, dict):
+        raise UsageError(f"cannot read {file}: it is not a table of settings")
+    return Config().override(dict(_dotted(table)))
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that `path` names: itself, or the one that it is a checkpoint of."""
+    path = path.resolve()
+    return path.parent.parent if path.parent.name == CHECKPOINTS else path
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ for each phase of the workload (one; two for a GAN):
     backward    its gradients; DDP exchanges behind this
     exchange    the strategy makes gradients equal on all ranks
     update      the phase's optimizer
+every so many steps, and at the end: a checkpoint, with nothing in flight
 """
 
 import json
@@ -34,8 +35,13 @@ class Outcome:
     """What one rank saw."""
 
     losses: list[float] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     accuracy: float | None = None
+    epoch_s: float = 0.0
+    """Seconds of training in the epoch under way, at the last checkpoint."""
+    resumed_at: list[int] = field(default_factory=list)
+    """Steps at which a later process went on."""
     wire: Counters | None = None
     """Bytes a step, over all steps but the first ones."""
 
@@ -58,30 +64,43 @@ class Loop:
     log: Path
     progress: Progress
     synchronised_bytes: int
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes none."""
+    checkpoint: Callable[[Outcome], None] | None = None
 
-    def run(self) -> Outcome:
-        """Train; a row a step goes to the log as it happens."""
-        outcome = Outcome()
+    def run(self, begun: Outcome | None = None) -> Outcome:
+        """Train, on from where `begun` had come; a row a step goes to the log as it happens."""
+        outcome = begun or Outcome()
         first_reading: Counters | None = None
-        total = self.epochs * self.steps
+        first, total = len(outcome.losses), self.epochs * self.steps
         # PowerSGD's hook sends its first two gradients dense.
-        first_counted = max(0, min(2, total - 2))
-        with self.log.open("w") as log:
-            for epoch in range(self.epochs):
-                started = time.perf_counter()
+        first_counted = max(first, min(first + 2, total - 2))
+        with self.log.open("a" if first else "w") as log:
+            for epoch in range(first // self.steps, self.epochs):
+                started = time.perf_counter() - outcome.epoch_s
                 rows: list[tuple[int, Tensor]] = []
-                for step in range(epoch * self.steps, (epoch + 1) * self.steps):
+                for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
                     rows.append((step, self._step(step)))
                     if step == first_counted and self.count_wire:
                         self._finish_work()
                         first_reading = read_counters()
                     if self.device.type == "cpu":
                         self._write(log, epoch, rows, outcome)
+                    if self._due(step + 1) and (step + 1) % self.steps:
+                        self._finish_work()
+                        self._write(log, epoch, rows, outcome)
+                        outcome.epoch_s = time.perf_counter() - started
+                        self._save(outcome)
                 self._finish_work()
                 # On a GPU a row needs finished events: rows are written an epoch at a time, without a sync a step.
                 self._write(log, epoch, rows, outcome)
                 outcome.epochs.append(self._epoch(epoch, time.perf_counter() - started, outcome))
-        if first_reading is not None and total > 1:
+                outcome.epoch_s = 0.0
+                # After the evaluation, which is a part of the epoch and may make buffers equal.
+                if self._due((epoch + 1) * self.steps):
+                    self._finish_work()
+                    self._save(outcome)
+        if first_reading is not None and total - 1 > first_counted:
             moved = outcome.epochs[-1].pop("wire").since(first_reading)
             steps = total - 1 - first_counted
             outcome.wire = Counters(round(moved.sent / steps), round(moved.received / steps))
@@ -89,8 +108,28 @@ class Loop:
             record.pop("wire", None)
         return outcome
 
+    def rehearse(self, step: int) -> None:
+        """Pass a batch through and forget it, where a first pass settles something: call before a state is restored."""
+        batch = self._batch(step)
+        self.recorder.enabled, enabled = False, self.recorder.enabled
+        for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
+            if synchroniser.settles:
+                synchroniser.backward(synchroniser.module(*batch))
+                optimizer.zero_grad(set_to_none=True)
+        self.recorder.enabled = enabled
+
+    def _due(self, done: int) -> bool:
+        last = done == self.epochs * self.steps
+        return self.checkpoint is not None and self.checkpoint_every > 0 and (last or not done % self.checkpoint_every)
+
+    def _save(self, outcome: Outcome) -> None:
+        assert self.checkpoint is not None
+        self.checkpoint(outcome)
+
     def _finish_work(self) -> None:
-        """On a GPU the host runs ahead: let what it has issued happen before something outside is read."""
+        """Let what was issued happen before something outside is read: the engine and a GPU's host run ahead."""
+        for synchroniser in self.synchronisers:
+            synchroniser.finish()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -99,10 +138,7 @@ class Loop:
         recorder.step = step
         begin = recorder.mark("step")
         with recorder.span("data"):
-            number, indices = self.sampler(step)
-            batch = tuple(
-                t.to(self.device, non_blocking=True) for t in self.workload.train.batch(indices, epoch=number)
-            )
+            batch = self._batch(step)
         losses = []
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
             optimizer.zero_grad(set_to_none=True)
@@ -116,12 +152,18 @@ class Loop:
         recorder.add("step", "step", begin, recorder.mark("step"))
         return torch.stack(losses).sum()
 
+    def _batch(self, step: int) -> tuple[Tensor, ...]:
+        number, indices = self.sampler(step)
+        batch = self.workload.train.batch(indices, epoch=number)
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+
     def _write(self, log: Any, epoch: int, rows: list[tuple[int, Tensor]], outcome: Outcome) -> None:
         totals = self.recorder.lane_ns(rows[0][0]) if rows else {}
         for step, loss in rows:
             value = float(loss)
-            outcome.losses.append(value)
             lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
+            outcome.losses.append(value)
+            outcome.step_ms.append(lanes.get("step", 0.0))
             seconds = lanes.get("step", 0.0) / 1e3 or float("nan")
             row = {
                 "step": step,

@@ -20,30 +20,54 @@ from syncline.report.results import Results
 from syncline.report.write import write_html
 from syncline.train.config import Config
 
+_DESCRIPTIONS = ("config.json", "versions.json")
+
 
 class RunFolder:
     """`config.json`, `versions.json`, `results.json`, `report.html` and a folder a strategy under `runs/`."""
 
     def __init__(self, path: Path | None, *, label: str) -> None:
         self._aside: Path | None = None
+        self._before: dict[str, str] | None = None
         self.path = _fresh(label) if path is None else self._claim(path)
         (self.path / "runs").mkdir()
 
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """The folder of an earlier run, to go on in it."""
+        folder = cls.__new__(cls)
+        folder.path, folder._aside = path, None
+        folder._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
+        (path / "runs").mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def reopened(self) -> bool:
+        """Whether an earlier run goes on here: what it left stays until there is something newer."""
+        return self._before is not None
+
     def discard(self) -> None:
         """Undo: nothing was run, so nothing is kept, and an earlier run goes back to its place."""
+        if self._before is not None:
+            for name, text in self._before.items():
+                results_file.write_text(text, self.path / name)
+            return
         shutil.rmtree(self.path)
         if self._aside is not None:
             self._aside.rename(self.path)
 
     def describe(self, config: Config, environment: dict[str, Any]) -> None:
         """Write what was asked and on what it runs, before anything can fail."""
-        for name, content in (("config.json", config.as_dict()), ("versions.json", environment)):
+        for name, content in zip(_DESCRIPTIONS, (config.as_dict(), environment), strict=True):
             results_file.write_text(json.dumps(content, indent=1) + "\n", self.path / name)
 
     def strategy(self, name: str, *, world_size: int, several: bool) -> Path:
         """A folder for one strategy's logs, steps and trace."""
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "strategy"
         base = f"{slug}-{world_size}" if several else slug
+        if self.reopened:
+            (self.path / "runs" / base).mkdir(exist_ok=True)
+            return self.path / "runs" / base
         path, number = self.path / "runs" / base, 1
         while path.exists():
             number += 1

@@ -25,7 +25,8 @@ from syncline.errors import RankFailure, UsageError
 from syncline.report.results import SCHEMA, Results
 from syncline.trace.export import write_chrome_trace
 from syncline.train.assemble import assemble, spans_of
-from syncline.train.config import Config, Train
+from syncline.train.config import CHECKPOINTS, Config, Train
+from syncline.train.resume import Resume, check_resumable, choose
 from syncline.train.runfolder import RunFolder, busy_share, cores, environment
 from syncline.train.strategies import load
 from syncline.train.worker import Assignment, run_rank
@@ -74,7 +75,7 @@ def _check_numbers(train: Train) -> None:
             raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
     if train.steps < 0:
         raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
-    for key in ("threads", "test_samples"):
+    for key in ("threads", "test_samples", "checkpoint_every"):
         if getattr(train, key) < 0:
             raise UsageError(f"train.{key} must be 0 or more, not {getattr(train, key)}")
     if not 0 <= train.seed < 2**31:
@@ -105,8 +106,10 @@ def _plan(config: Config, name: str, size: int, *, fixed: bool) -> Planned:
     return Planned(name, workers, strategy.servers if size > 1 else 0, train)
 
 
-def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[Path, Results]:
-    """Run everything on this machine; returns the run folder and the results."""
+def run_session(
+    config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
+) -> tuple[Path, Results]:
+    """Run everything on this machine, or go on with the run in `resume`; returns the run folder and the results."""
     nodes, nproc = config.cluster.nodes, config.cluster.nproc or config.cluster.nodes or 4
     if min(nodes, nproc, config.cluster.nproc) < 0:
         raise UsageError("--nproc and --nodes must be positive")
@@ -115,12 +118,14 @@ def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[
             f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
         )
     runs = plan_runs(config, world_size=nproc)
+    check_resumable(config, resumed=resume is not None)
+    chosen = None if resume is None else choose(resume, config, workers=runs[0].workers)
     for size in config.compare.scale if nodes else ():
         if size > nodes and size % nodes:
             raise UsageError(f"{size} ranks do not divide over {nodes} nodes: leave {size} out of --scale")
     with _cluster(config, max(run.servers for run in runs)) as (cluster, note):
-        folder = RunFolder(out, label=config.train.model)
-        results = start_results(config, folder, cluster=cluster, note=note)
+        folder = RunFolder(out, label=config.train.model) if chosen is None else RunFolder.reopen(chosen.run)
+        results = start_results(config, folder, cluster=cluster, note=note, resume=chosen)
         for text in results["warnings"]:
             watcher.note(text)
         warm_up()
@@ -129,7 +134,7 @@ def run_session(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[
             watcher.begin(run)
             path = folder.strategy(run.strategy, world_size=run.workers, several=several)
             try:
-                result = _run(run, config, path, cluster=cluster, watcher=watcher)
+                result = _run(run, config, path, cluster=cluster, watcher=watcher, resume=chosen)
             except UsageError:
                 if not results["runs"]:
                     folder.discard()
@@ -150,7 +155,9 @@ def add_result(results: Results, result: dict[str, Any], folder: RunFolder) -> N
     folder.save(results)
 
 
-def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None) -> Results:
+def start_results(
+    config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None, resume: Resume | None = None
+) -> Results:
     """The results without runs, saved, with the warnings that hold for all of them."""
     facts = environment()
     folder.describe(config, facts)
@@ -167,7 +174,7 @@ def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None,
             "bandwidth": cluster.bandwidth if cluster is not None else None,
             "note": note,
         },
-        "warnings": [note] if note else [],
+        "warnings": [*([note] if note else []), *(resume.warnings if resume else ())],
         "runs": [],
     }
     busy = busy_share()
@@ -175,7 +182,8 @@ def start_results(config: Config, folder: RunFolder, *, cluster: Cluster | None,
         results["warnings"].append(
             f"other programs take {busy:.0%} of this machine: times are longer than they should be, and unevenly so"
         )
-    folder.save(results)
+    if not folder.reopened:
+        folder.save(results)
     return results
 
 
@@ -201,7 +209,9 @@ def _cluster(config: Config, servers: int) -> Iterator[tuple[Cluster | None, str
         yield cluster, None
 
 
-def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher) -> dict[str, Any]:
+def _run(
+    run: Planned, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher, resume: Resume | None
+) -> dict[str, Any]:
     assignment = Assignment(
         strategy=run.strategy,
         train=run.train,
@@ -212,6 +222,9 @@ def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None,
         count_wire=cluster is not None and 1 < run.workers <= config.cluster.nodes,
         cores=cores(),
         launched_ns=time.perf_counter_ns(),
+        checkpoints=str(checkpoints_of(folder)),
+        resume="" if resume is None else str(resume.checkpoint),
+        first_step=0 if resume is None else resume.step,
     )
 
     def message(rank: int, content: dict[str, Any]) -> None:
@@ -219,6 +232,7 @@ def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None,
             watcher.step(content)
 
     store = folder / "rendezvous"
+    store.unlink(missing_ok=True)  # a process that was killed leaves its own
     try:
         with ExitStack() as stack:
             places = _places(run, config, cluster, stack)
@@ -228,6 +242,11 @@ def _run(run: Planned, config: Config, folder: Path, *, cluster: Cluster | None,
     finally:
         store.unlink(missing_ok=True)
     return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1)
+
+
+def checkpoints_of(folder: Path) -> Path:
+    """Where the run whose logs are in `folder`, `RUN/runs/<strategy>`, keeps its checkpoints."""
+    return folder.absolute().parent.parent / CHECKPOINTS
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> dict[str, Any]:

@@ -19,8 +19,18 @@ from syncline.cluster.launch import Place, Report, launch, lost_a_peer
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import Results
 from syncline.train.config import Config
+from syncline.train.resume import Resume, check_resumable, choose
 from syncline.train.runfolder import RunFolder, cores
-from syncline.train.session import Planned, Watcher, add_result, crashed, finish, plan_runs, start_results
+from syncline.train.session import (
+    Planned,
+    Watcher,
+    add_result,
+    checkpoints_of,
+    crashed,
+    finish,
+    plan_runs,
+    start_results,
+)
 from syncline.train.worker import Assignment, run_rank
 
 _POLL_S = 0.05
@@ -32,18 +42,22 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
-def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple[Path, Results] | None:
+def run_launched(
+    config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
+) -> tuple[Path, Results] | None:
     """Take part in every run; rank 0 returns the run folder and the results, the others None."""
     rank, world_size, local_rank, local_size = _coordinates()
     if config.compare.scale:
         raise UsageError("--scale starts ranks itself: leave it out under torchrun, or run without torchrun")
     runs = plan_runs(config, world_size=world_size, fixed=True)
+    check_resumable(config, resumed=resume is not None)
     store = _store(rank, world_size, timeout_s=config.train.timeout_s)
+    chosen = None if resume is None else _agree(store, resume, config, runs[0].workers, rank, world_size)
     folder, results = None, None
     if rank == 0:
-        folder = RunFolder(out, label=config.train.model)
+        folder = RunFolder(out, label=config.train.model) if chosen is None else RunFolder.reopen(chosen.run)
         note = "under a launcher: --nodes and --bandwidth are the launcher's business" if config.cluster.nodes else None
-        results = start_results(config, folder, cluster=None, note=note)
+        results = start_results(config, folder, cluster=None, note=note, resume=chosen)
         if "SYNCLINE_NODE" in os.environ:
             results["network"]["emulated"] = True
             results["network"]["nodes"] = _nodes(world_size)
@@ -56,7 +70,7 @@ def run_launched(config: Config, *, out: Path | None, watcher: Watcher) -> tuple
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
             prefix.set("folder", str(path.absolute()))
         try:
-            records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher)
+            records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher, chosen)
         except UsageError:
             if folder is not None and results is not None and not results["runs"]:
                 folder.discard()
@@ -79,6 +93,7 @@ def _take_part(
     local_rank: int,
     local_size: int,
     watcher: Watcher,
+    resume: Resume | None,
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
     """Train in this run if this rank has a part in it, then meet everybody; rank 0 gets all records."""
     total = run.workers + run.servers
@@ -93,6 +108,9 @@ def _take_part(
         count_wire="SYNCLINE_NODE" in os.environ and run.workers > 1 and local_size == 1,
         cores=max(1, cores() * total // min(total, local_size)),
         launched_ns=time.perf_counter_ns(),
+        checkpoints=str(checkpoints_of(folder)),
+        resume="" if resume is None else str(resume.checkpoint),
+        first_step=0 if resume is None else resume.step,
     )
     if rank < total:
         node = int(os.environ.get("GROUP_RANK", 0))
@@ -124,6 +142,28 @@ def _take_part(
         summary=first["summary"],
         traceback=first["traceback"],
     )
+
+
+def _agree(store: Store, path: Path, config: Config, workers: int, rank: int, world_size: int) -> Resume:
+    """Rank 0 chooses the checkpoint, so that all take the same one; all raise its `UsageError`."""
+    store = PrefixStore(f"{_prefix(0)}/resume", store)
+    if rank == 0:
+        try:
+            chosen = choose(path, config, workers=workers)
+        except UsageError as error:
+            store.set("error", str(error))
+        else:
+            plain = {"run": str(chosen.run), "checkpoint": str(chosen.checkpoint), "step": chosen.step}
+            store.set("chosen", json.dumps(plain | {"warnings": chosen.warnings}))
+        store.set("decided", "1")
+    while not store.check(["decided"]):
+        time.sleep(_POLL_S)
+    if store.check(["error"]):
+        text = store.get("error").decode()
+        _leave(store, rank, world_size)
+        raise UsageError(text)
+    told = json.loads(store.get("chosen"))
+    return Resume(Path(told["run"]), Path(told["checkpoint"]), told["step"], tuple(told["warnings"]))
 
 
 def _prefix(number: int) -> str:

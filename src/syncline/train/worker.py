@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +16,12 @@ import torch.distributed as dist
 from syncline._compat import Store
 from syncline.errors import UsageError
 from syncline.trace import Recorder
+from syncline.train.checkpoint import cut_logs
 from syncline.train.config import Train
 from syncline.train.loop import Loop, Progress
+from syncline.train.randomness import seed_all
 from syncline.train.sampler import Sampler
+from syncline.train.snapshot import Snapshots
 from syncline.train.strategies import Context, Strategy, load
 from syncline.train.strategies.base import total_bytes
 from syncline.train.wire import read_counters
@@ -39,6 +42,11 @@ class Assignment:
     count_wire: bool
     cores: int
     launched_ns: int
+    checkpoints: str = ""
+    """The folder of the run's checkpoints."""
+    resume: str = ""
+    """The checkpoint to go on from; empty starts anew."""
+    first_step: int = 0
 
 
 def run_rank(
@@ -51,7 +59,7 @@ def run_rank(
     torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
     with _process_group(assignment, strategy, rank, store, device) as group:
         joined = time.perf_counter_ns()
-        torch.manual_seed(train.seed * 10_007 + rank)
+        seed_all(train.seed * 10_007 + rank)
         workload = build(train.model, train.data, seed=train.seed).to(device)
         recorder = Recorder(rank=rank, device=device)
         context = Context(rank=rank, workers=assignment.workers, recorder=recorder, group=group)
@@ -75,12 +83,14 @@ def run_rank(
         }
         steps = train.steps or len(workload.train) // train.batch
         if rank >= assignment.workers:
-            _serve(assignment, strategy, trainable, context, record, steps=train.epochs * steps)
+            _serve(assignment, strategy, trainable, context, record, steps=train.epochs * steps - assignment.first_step)
         else:
             _train(assignment, strategy, workload, context, device, record, progress, steps=steps)
             record["buffer_divergence"] = _buffer_divergence(workload, assignment.workers, group)
+        # An aggregator counts its steps from 0.
+        shift = assignment.first_step if rank >= assignment.workers else 0
         record["spans"] = [
-            [s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes] for s in recorder.spans()
+            [s.lane, s.name, s.unit, s.step + shift, s.start, s.end, s.bytes] for s in recorder.spans()
         ]  # fmt: skip
         record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.whole_from
         return record
@@ -97,25 +107,52 @@ def _train(
     *,
     steps: int,
 ) -> None:
-    train = assignment.train
-    loop = Loop(
-        workload=workload,
-        synchronisers=[strategy.attach(phase.module, context) for phase in workload.phases],
-        optimizers=[load_optimizer(train.optimizer or p.optimizer, p.module.parameters()) for p in workload.phases],
-        sampler=Sampler(
-            len(workload.train), batch=train.batch, seed=train.seed, rank=context.rank, workers=assignment.workers
-        ),
-        recorder=context.recorder,
-        device=device,
-        epochs=train.epochs,
-        steps=steps,
-        test_samples=train.test_samples,
-        count_wire=assignment.count_wire,
-        log=Path(assignment.folder) / f"rank{context.rank}.steps.jsonl",
-        progress=progress,
-        synchronised_bytes=record["synchronised_bytes"],
-    )
-    outcome = loop.run()
+    train, folder = assignment.train, Path(assignment.folder)
+    with ExitStack() as stack:
+        optimizers, synchronisers = [], []
+        for phase in workload.phases:
+            optimizer = load_optimizer(train.optimizer or phase.optimizer, phase.module.parameters())
+            synchroniser = strategy.attach(phase.module, context, optimizer)
+            stack.callback(synchroniser.close)
+            synchronisers.append(synchroniser)
+            optimizers.append(synchroniser.optimizer or optimizer)
+        snapshots = Snapshots(
+            folder=Path(assignment.checkpoints),
+            strategy=assignment.strategy,
+            train=train,
+            steps=steps,
+            context=context,
+            device=device,
+            phases=workload.phases,
+            synchronisers=synchronisers,
+            optimizers=optimizers,
+        )
+        loop = Loop(
+            workload=workload,
+            synchronisers=synchronisers,
+            optimizers=optimizers,
+            sampler=Sampler(
+                len(workload.train), batch=train.batch, seed=train.seed, rank=context.rank, workers=assignment.workers
+            ),
+            recorder=context.recorder,
+            device=device,
+            epochs=train.epochs,
+            steps=steps,
+            test_samples=train.test_samples,
+            count_wire=assignment.count_wire,
+            log=folder / f"rank{context.rank}.steps.jsonl",
+            progress=progress,
+            synchronised_bytes=record["synchronised_bytes"],
+            checkpoint_every=train.checkpoint_every,
+            checkpoint=snapshots.save,
+        )
+        begun = None
+        if assignment.resume:
+            loop.rehearse(assignment.first_step)
+            begun = snapshots.restore(Path(assignment.resume))
+            cut_logs(folder, rank=context.rank, workers=assignment.workers, after=assignment.first_step)
+            record["earlier_ms"], record["resumed_at"] = list(begun.step_ms), begun.resumed_at
+        outcome = loop.run(begun)
     record["losses"], record["epochs"], record["accuracy"] = outcome.losses, outcome.epochs, outcome.accuracy
     record["wire"] = None if outcome.wire is None else asdict(outcome.wire)
 
@@ -133,7 +170,7 @@ def _serve(
     strategy.serve(trainable, context, steps=steps)
     if before is not None:
         moved = read_counters().since(before)
-        record["wire"] = {"sent": moved.sent / steps, "received": moved.received / steps}
+        record["wire"] = {"sent": moved.sent / steps, "received": moved.received / steps} if steps else None
 
 
 def _device(name: str, local_rank: int) -> torch.device:

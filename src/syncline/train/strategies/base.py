@@ -1,6 +1,6 @@
 """What a strategy is: how ranks agree on the gradients of one phase, and what that puts on the wire."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,6 +43,11 @@ class Synchroniser:
     This base is training alone: nothing is exchanged.
     """
 
+    optimizer: torch.optim.Optimizer | None = None
+    """What the loop steps; None leaves it the optimizer that was given to `attach`."""
+    settles = False
+    """Whether the first backward pass settles something (DDP's buckets) that a resumed run must have settled too."""
+
     def __init__(self, module: nn.Module, context: Context) -> None:
         self.module = module
         self.context = context
@@ -59,6 +64,19 @@ class Synchroniser:
 
     def synchronise_buffers(self) -> None:
         """Make buffers (BatchNorm statistics) equal before an evaluation, where the strategy does so."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's own state (error feedback) by flat names, `<parameter>.<key>`, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state that `state_dict` gave; an empty one is a start without state."""
+
+    def finish(self) -> None:
+        """Return when nothing is in flight: before a checkpoint, before an evaluation and at the end."""
+
+    def close(self) -> None:
+        """Put away what the run has opened; called at its end, also after an error."""
 
     def gradients(self) -> list[tuple[str, Tensor]]:
         """Every parameter's gradient; an unused parameter's is zero, so that all ranks exchange the same."""
@@ -78,9 +96,13 @@ class Strategy:
     """Dedicated aggregator ranks, started beside the workers."""
     formula = ""
     """The busiest link's bytes a step in words of N workers and S bytes of gradients; empty where nobody knows."""
+    resumable = True
+    """False where a checkpoint cannot hold the strategy's state."""
 
-    def attach(self, module: nn.Module, context: Context) -> Synchroniser:
-        """Bind a phase's module to this strategy on this rank."""
+    def attach(
+        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
+    ) -> Synchroniser:
+        """Bind a phase's module, and its optimizer where the strategy needs it, to this strategy on this rank."""
         return type(self).synchroniser(module, context)
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:

@@ -30,6 +30,8 @@ _Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 class _Ddp(Synchroniser):
+    settles = True  # after its first pass DDP lays its buckets out anew, and sums are rounded by their layout
+
     def __init__(
         self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float, unused: bool
     ) -> None:
@@ -89,7 +91,9 @@ class Ddp(Strategy):
         """The state that torch's hook takes."""
         return context.group
 
-    def attach(self, module: nn.Module, context: Context) -> Synchroniser:
+    def attach(
+        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
+    ) -> Synchroniser:
         options = {"state": self.state(context), "bucket_mb": self.bucket_mb, "unused": self.unused}
         return _Ddp(module, context, hook=self.hook, **options)
 
@@ -118,6 +122,7 @@ class DdpPowerSgd(Ddp):
     """DDP with torch's PowerSGD hook, warm-started, with error feedback; dense for the first two steps."""
 
     formula = "2(N-1)/N*(factors + vectors)"
+    resumable = False  # the hook's errors and factors are kept by bucket, in an object of torch's
     hook = staticmethod(powerSGD_hook)
 
     def __init__(self, rank: int = 4, bucket_mb: float = 25.0, unused: bool = False) -> None:

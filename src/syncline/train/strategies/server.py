@@ -68,7 +68,9 @@ class Server(Strategy):
         self.servers = servers
         self.part_bytes = max(1, int(part_mb * 2**20))
 
-    def attach(self, module: nn.Module, context: Context) -> Synchroniser:
+    def attach(
+        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
+    ) -> Synchroniser:
         return _Worker(module, context, servers=self.servers, part_bytes=self.part_bytes)
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:

@@ -1,0 +1,85 @@
+"""`syncline`, `syncline(powersgd(rank=4) | bf16)`: the engine, dense or with a codec in the parentheses."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncline import codecs, exchange, plan
+from syncline.engine import Sync, attach
+from syncline.errors import UsageError
+from syncline.spec import Call, show
+from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
+
+
+class _Attached(Synchroniser):
+    def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
+        super().__init__(module, context)
+        self.sync = sync
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.sync.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.sync.load_state_dict(state)
+
+    def finish(self) -> None:
+        self.sync.wait()
+
+    def close(self) -> None:
+        self.sync.close()
+
+
+@strategy("syncline")
+class Syncline(Strategy):
+    """`attach`: hides behind backward and next forward. `compress` a codec, `carrier` an exchange, `file` a plan."""
+
+    def __init__(self, compress: Any = None, carrier: Any = None, file: str = "", sentinel: int = 100) -> None:
+        self.codec = codecs.build(_text(compress) or "none")
+        self.carrier = exchange.check(self.codec, _text(carrier) or exchange.legal(self.codec)[0])
+        self.plan, self.sentinel = file, sentinel
+        if sentinel < 0:
+            raise UsageError(f"sentinel is {sentinel}: a number of steps, 0 for never")
+        if file:
+            if compress is not None or carrier is not None:
+                raise UsageError("a plan file names codecs and exchanges itself: leave them out")
+            plan.load(Path(file))
+        self.formula = (
+            "2(N-1)/N*S" if str(self.codec) == "none" and self.carrier.text == "allreduce" else "the codec's bytes"
+        )
+
+    def attach(
+        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
+    ) -> Synchroniser:
+        chosen: dict[str, Any] = {"compress": str(self.codec), "exchange": str(self.carrier)}
+        if self.plan:
+            chosen = {"plan": Path(self.plan)}
+        sync = attach(
+            module,
+            optimizer,
+            process_group=context.group,
+            recorder=context.recorder,
+            sentinel=self.sentinel,
+            **chosen,
+        )
+        return _Attached(module, context, sync)
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        if workers == 1:
+            return Traffic(0, 0, 0)
+        dtype = {2: torch.bfloat16, 8: torch.float64}.get(element, torch.float32)
+        sent = sum(self.codec.wire_bytes(shape, dtype, workers, self.carrier) for shape in shapes)
+        if self.carrier.text == "allreduce":
+            return ring_traffic(sent * workers / (2 * (workers - 1)), workers)
+        return Traffic(sent, sent, sent)
+
+
+def _text(value: Any) -> str:
+    """A codec in parentheses arrives as calls, a bare name as a word, `none` as nothing."""
+    if isinstance(value, tuple) and all(isinstance(call, Call) for call in value):
+        return show(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise UsageError(f"syncline({value}): a codec is expected, such as syncline(powersgd(rank=4) | bf16)")

@@ -1,0 +1,54 @@
+"""`bench overhead`: a quick run of real ranks, and the arithmetic of its rows."""
+
+import json
+
+import pytest
+
+from syncline.bench import overhead
+from syncline.errors import UsageError
+
+TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
+
+
+def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
+    out = tmp_path / "results" / "overhead.json"
+    options = ["--device", "cpu", *TINY, "--warm-up", "1", "--codecs", "powersgd(rank=2)", "--out", str(out)]
+    assert overhead.main(options) == 0
+    shown = capsys.readouterr().out
+    result = json.loads(out.read_text())
+    rows = {row["way"]: row for row in result["rows"]}
+    assert list(rows) == ["alone", "ddp", "syncline", "syncline(powersgd(rank=2))"]
+    assert all(way in shown for way in rows)
+    assert result["environment"]["torch"]
+    assert "--model=mlp(hidden=16)" in result["command"]
+    for row in rows.values():
+        assert {"step", "cpu", "thread"} == set(row["ratio_to_ddp"])
+        assert row["step_ms"]["repetitions"] == 4  # two blocks on two ranks
+        assert row["step_ms"]["low"] <= row["step_ms"]["median"] <= row["step_ms"]["high"]
+        assert set(row["phases_ms"]) == {"forward", "backward", "step", "zero_grad"}
+        assert row["memory_above_alone_of_gradients"]["after_wait"] > -0.01
+    assert rows["ddp"]["ratio_to_ddp"]["step"]["median"] == 1
+    assert rows["syncline"]["loss"] == pytest.approx(rows["ddp"]["loss"], rel=1e-4)
+    # A residual for every gradient, and the warm-started factors.
+    assert rows["syncline(powersgd(rank=2))"]["memory_above_alone_of_gradients"]["state"] > 0.9
+    assert rows["syncline"]["memory_bytes"]["state"] == 0
+
+
+def test_ratios_are_of_one_round_and_memory_is_above_alone():
+    def seen(times, held):
+        empty = {"issue": [], "issue_phases": [], "kept_busy": [], "loss": 1.0}
+        memory = {"after_step": held, "after_wait": held, "state": 0}
+        return {"step": times, "cpu": times, "thread": times, "phases": [[1.0] * 4] * 2, "memory": memory, **empty}
+
+    ways = {"alone": seen([1.0, 10.0], 300), "ddp": seen([2.0, 20.0], 300), "syncline": seen([3.0, 30.0], 400)}
+    row = overhead.row("syncline", [{"ways": ways, "gradient_bytes": 100}] * 2)
+    assert row["ratio_to_ddp"]["step"] == {"median": 1.5, "low": 1.5, "high": 1.5, "repetitions": 4, "issue": None}
+    assert row["above_alone_ms"]["cpu"]["high"] == 20
+    assert row["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
+
+
+def test_what_cannot_be_measured_is_said_at_once():
+    with pytest.raises(UsageError, match="did you mean 'powersgd'"):
+        overhead.setting("cpu", ["powersgdd"])
+    with pytest.raises(UsageError, match="ranks 2 or more"):
+        overhead.measure(overhead.setting("cpu", ranks=1))

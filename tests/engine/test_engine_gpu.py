@@ -1,0 +1,153 @@
+"""The engine over NCCL: ranks on one device, told apart as hosts. Dense attach is DDP, codecs are lockstep."""
+
+import os
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import equality_cases
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from equality_cases import CASES, SLOW, run_rows
+from torch import nn
+
+import syncline
+from syncline.errors import PeerError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.timeout(500),
+]
+HOST_ONLY = {"waited_for_by_hand"}
+
+
+def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
+    os.environ.update(NCCL_HOSTID=str(rank), NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.cuda.set_device(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    dist.init_process_group(
+        "nccl", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=timeout), device_id=torch.device("cuda", 0),
+    )  # fmt: skip
+
+
+def equal(rank: int, world: int, folder: str, wanted: list[str]) -> None:
+    join(rank, world, folder)
+    equality_cases.DEVICE[0] = "cuda"
+    problems: dict[str, Any] = run_rows(rank, world, wanted, SLOW)
+    if rank == 0:
+        Path(folder, "problems").write_text(
+            "\n".join(f"{name}: {text}" for name, text in problems.items() if text) or "none"
+        )
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2])
+def test_dense_attach_is_ddp_over_nccl(world: int) -> None:
+    wanted = [f"{n}-{k}" for n, c in CASES.items() if n not in HOST_ONLY for k in c.optimizers[:2]]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(equal, args=(world, folder, wanted), nprocs=world)
+        problems = Path(folder, "problems").read_text()
+    assert problems == "none", problems
+
+
+def codecs_over_nccl(rank: int, world: int, folder: str) -> None:
+    join(rank, world, folder)
+    for spec in ("none", "bf16", "powersgd(rank=2)", "acpsgd(rank=2) | bf16", "topk(0.1)", "int8", "dgc(0.05)"):
+        torch.manual_seed(0)
+        here = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10))
+        there = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10)).cuda()
+        there.load_state_dict(here.state_dict())
+        optimizer = torch.optim.SGD(there.parameters(), lr=0.05)
+        sync = syncline.attach(there, optimizer, compress=spec)
+        unit_names = [row.parameters for row in sync.plan.units]
+        states: list[dict[str, Any]] = [{} for _ in range(world)]
+        for step in range(6):
+            generators = [torch.Generator().manual_seed(100 * step + r) for r in range(world)]
+            batches = [torch.randn(16, 64, generator=g) for g in generators]
+            there(batches[rank].cuda()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            grads = [_grads(here, batch) for batch in batches]
+            for names in unit_names:
+                done = syncline.codecs.lockstep(
+                    spec, [[g[n] for n in names] for g in grads], names=list(names), first_step=step, small=16384,
+                    states=[{k: v for k, v in s.items() if k.rpartition(".")[0] in names} for s in states],
+                )  # fmt: skip
+                for r in range(world):
+                    states[r].update(done.states[r])
+                with torch.no_grad():
+                    for name, out in zip(names, done.outputs[0], strict=True):
+                        here.get_parameter(name).sub_(out, alpha=0.05)
+        for (name, a), b in zip(there.named_parameters(), here.parameters(), strict=True):
+            torch.testing.assert_close(
+                a.detach().cpu(), b.detach(), rtol=2e-2, atol=2e-3, msg=lambda m, n=name, s=spec: f"{s} {n}: {m}"
+            )
+        flat = torch.cat([p.detach().flatten() for p in there.parameters()])
+        other = flat.clone()
+        dist.broadcast(other, 0)
+        assert torch.equal(flat, other), spec
+        sync.close()
+    dist.destroy_process_group()
+
+
+def _grads(model: nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(batch).square().mean().backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def test_codecs_are_lockstep_over_nccl() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(codecs_over_nccl, args=(2, folder), nprocs=2)
+
+
+def lose_a_peer(rank: int, world: int, folder: str, how: str) -> None:
+    join(rank, world, folder)
+    model = nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    syncline.attach(model, optimizer, timeout=5)
+    began = 0.0
+    try:
+        for step in range(400):
+            if rank == 1 and step == 5:
+                Path(folder, "fired").write_text(how)
+                os._exit(9) if how == "dies" else time.sleep(40)
+                os._exit(9)
+            if rank == 0 and step == 5:
+                began = time.monotonic()
+            model(torch.randn(8, 256, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            float(model.weight.detach().sum())
+        text = "no error"
+    except PeerError as error:
+        text = f"PeerError {error.ranks} {error}"
+    except Exception as error:
+        text = f"{type(error).__name__} {error}"
+    Path(folder, "said").write_text(f"{time.monotonic() - began:.1f} s: {text}")
+    os._exit(0)
+
+
+@pytest.mark.parametrize("how", ["dies", "sleeps"])
+def test_a_lost_peer_is_named_over_nccl(how: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.spawn(lose_a_peer, args=(2, folder, how), nprocs=2, join=False)
+        assert context is not None
+        limit = time.monotonic() + 60
+        while not Path(folder, "said").exists() and time.monotonic() < limit and context.processes[0].is_alive():
+            time.sleep(0.5)
+        threading.Event().wait(1.0)
+        for process in context.processes:
+            process.kill()
+        assert Path(folder, "fired").read_text() == how
+        said = Path(folder, "said").read_text() if Path(folder, "said").exists() else "nothing"
+        print(said)
+        assert "PeerError (1,)" in said, said
