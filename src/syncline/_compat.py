@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -65,6 +67,18 @@ def new_group(ranks: Sequence[int], *, timeout: Any, backend: str | None = None)
     """A group of these ranks alone, made without the others."""
     whole = len(ranks) == dist.get_world_size()
     return dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not whole)  # type: ignore[no-any-return]
+
+
+def cut_gloo(group: dist.ProcessGroup) -> None:
+    """Close a Gloo group's connections: all that waits in it, here and on other ranks, ends with an error now.
+
+    Gloo's `abort` wakes nobody. A receive that comes too late closes all connections of the group.
+    """
+    if dist.get_backend(group) == "gloo":
+        peer = (dist.get_rank(group) + 1) % dist.get_world_size(group)
+        with suppress(RuntimeError):
+            late: Any = dist.irecv(torch.empty(1), group=group, group_src=peer, tag=(1 << 31) - 1)
+            late.wait(timedelta(milliseconds=1))
 
 
 def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:

@@ -95,7 +95,7 @@ def _survivor(
     except BaseException as error:
         came = time.monotonic()
         if not caught:
-            pipe.send(("ended", type(error).__name__, str(error), getattr(error, "ranks", None), came, 0, [], []))
+            pipe.send(("ended", type(error).__name__, str(error), getattr(error, "ranks", None), came, 0, []))
             sys.last_value = error
             # As a script ends, which processes of multiprocessing do not: callbacks, threads, destructors.
             ctypes.pythonapi.Py_Exit(SURVIVED)
@@ -104,13 +104,7 @@ def _survivor(
         except BaseException as more:
             pipe.send(("close failed", repr(more)))
         closed = time.monotonic() - came
-        until = time.monotonic() + TIMEOUT + GRACE
-        left = ours()
-        while ours() and time.monotonic() < until:
-            time.sleep(0.02)
-        pipe.send(
-            ("ended", type(error).__name__, str(error), getattr(error, "ranks", None), came, closed, left, ours())
-        )
+        pipe.send(("ended", type(error).__name__, str(error), getattr(error, "ranks", None), came, closed, ours()))
         pipe.close()
         sys.exit(SURVIVED)
 
@@ -177,15 +171,13 @@ def check_survivors(told: list[Any], codes: list[int], text: str, *, within: flo
     fired = [message[1] for message in told[ODD] if message[0] == "fired"] or [told[ODD][0][4]]
     for rank in set(range(WORLD)) - {ODD}:
         assert [message[0] for message in told[rank]] == ["ended"], f"rank {rank}: {told[rank]}"
-        _, kind, said, ranks, came, closed, left, at_last = told[rank][0]
+        _, kind, said, ranks, came, closed, left = told[rank][0]
         assert (kind, ranks) == ("PeerError", (ODD,)), f"rank {rank}: {kind}: {said}"
         assert f"rank {ODD} " in said
         assert text in said
         assert came - fired[0] < within, f"rank {rank} took {came - fired[0]:.1f} s"
         assert closed < 4, f"rank {rank} took {closed:.1f} s to close"
-        # As `Threads.close` says: a thread inside a collective (with a rank that lives) stays until that times out.
-        assert all("worker" in name for name in left), f"rank {rank} has {left}"
-        assert at_last == [], f"rank {rank} has {at_last} when all collectives are over"
+        assert left == [], f"rank {rank} has {left}"
         assert codes[rank] == SURVIVED
 
 

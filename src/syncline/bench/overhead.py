@@ -82,8 +82,8 @@ def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict
     if busy > _BUSY:
         result["warnings"].append(f"other programs took {busy:.0%} of this machine: preliminary figures")
     for line in result["rows"]:
-        if not math.isfinite(line["loss"]):
-            result["warnings"].append(f"{line['way']}: the loss is not finite, its codec may have had less to do")
+        if not 1e-3 < line["loss"] < math.inf:
+            result["warnings"].append(f"{line['way']}: a loss of {line['loss']:g} makes gradients of another kind")
         if line.get("kept_busy", 1.0) < 0.9:
             result["warnings"].append(f"{line['way']}: the device ran dry while steps were issued")
     return result
@@ -153,16 +153,16 @@ def cells(line: dict[str, Any]) -> list[str]:
     return texts + [f"{value:.2f}x" for value in line["memory_above_alone_of_gradients"].values()]
 
 
-def rich_table(result: dict[str, Any]) -> Any:
-    """The table for a terminal; needs rich."""
+def rich_table(result: dict[str, Any], *, width: int = 120) -> Any:
+    """The table for a terminal, without the spread where it is narrow; needs rich."""
     from rich.table import Table
 
     title = f"overhead: {result['setting']['model']}, {result['tensors']} tensors, {result['setting']['device']}"
     out = Table(title=title, box=None, pad_edge=False)
     for number, heading in enumerate(headings(result)):
-        out.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        out.add_column(heading, justify="right" if number else "left", no_wrap=width >= 120, overflow="fold")
     for line in result["rows"]:
-        out.add_row(*cells(line))
+        out.add_row(*(text if width >= 120 else text.partition(" ±")[0] for text in cells(line)))
     return out
 
 

@@ -70,7 +70,7 @@ def bench(
 
         chosen = overhead.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
         result = overhead.measure(chosen, progress=progress)
-        table = overhead.rich_table(result)
+        table = overhead.rich_table(result, width=console.width)
         for text in result["warnings"]:
             progress(f"warning: {text}")
     elif what == "codecs":

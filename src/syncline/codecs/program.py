@@ -4,6 +4,7 @@
 a `Result` ends it. Nothing is kept unless the driver keeps `Result.state`.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,8 +59,9 @@ def _program(codec: "Codec", grad: Tensor, state: State) -> Any:
     state.dtype = grad.dtype
     x = _viewed(grad, codec)
     x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
-    if codec.spread:
-        x = x + (x * 0).sum()
+    if codec.spread and x.numel():
+        # One value that is not finite spoils all: a factorisation would hide it in some of them.
+        x = x + torch.linalg.vector_norm(x, float("inf")) * 0
     if codec.feedback is True:
         x = state.compensate(x)
     out = yield from _chained(codec, x, state)
@@ -99,10 +101,10 @@ def _chained(codec: "Codec", x: Tensor, state: State) -> Steps:
             out: Out = end.value
             return out
         if isinstance(request, Mean | Sum):
-            merged = yield Merge(request.tensor, tail, state.rank_seed, isinstance(request, Mean))
+            merged = yield Merge(request.tensor, tail, state.rank_seed, isinstance(request, Mean), own=False)
             answer = merged.mean.to(request.tensor.dtype)
         elif isinstance(request, Merge):
-            answer = yield Merge(request.tensor, then(request.coder, tail), request.seed, request.mean)
+            answer = yield replace(request, coder=then(request.coder, tail))
         else:
             layout = layout_of(request.payload)
             replies = yield Gather(split(request.payload, tail))
@@ -113,8 +115,8 @@ def lower(request: Request) -> Merge:
     """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
     assert not isinstance(request, Gather)
     if isinstance(request, Merge):
-        return Merge(request.tensor.reshape(-1), request.coder, request.seed, request.mean)
-    return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean))
+        return replace(request, tensor=request.tensor.reshape(-1))
+    return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean), own=False)
 
 
 def answer(request: Request, out: Out) -> Any:
@@ -134,9 +136,12 @@ def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
     """
     share = 1 / world if merge.mean else 1.0
     x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
-    x = x if share == 1 else x * share
+    if share != 1 and merge.coder.writes(torch.bfloat16) and x.dtype == torch.float32 and not merge.own:
+        return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), merge.tensor
+    if share != 1:
+        x = x.mul_(share) if merge.scratch and x is merge.tensor else x * share
     (part,) = merge.coder.encode(x, seed=merge.seed)
-    if merge.coder.writes(merge.tensor.dtype):
+    if not merge.own or merge.coder.writes(merge.tensor.dtype):
         return part, merge.tensor
     own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
     return part, own if share == 1 else own * world

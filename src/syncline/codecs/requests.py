@@ -37,13 +37,16 @@ class Merge:
 
     The answer is an `Out`: the mean as it arrived, and `own`, what this rank's tensor amounted to in it. An
     exchange that encodes a partial sum again books the loss to the rank that did so, in its `own`: over the
-    ranks, the mean of `own` is the mean that arrived. `mean=False` asks for the sum.
+    ranks, the mean of `own` is the mean that arrived. `mean=False` asks for the sum. With `own=False` nobody will
+    look at `own`, and it need not be made; with `scratch=True` the tensor's memory may be overwritten.
     """
 
     tensor: Tensor
     coder: Coder = DENSE
     seed: int = 0
     mean: bool = True
+    own: bool = True
+    scratch: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ is a launch with one cell. State stays packed as the cell needs it and is taken 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -176,9 +176,16 @@ class Course:
             if isinstance(item, Result):
                 self.results[place] = item
             else:
-                waiting.append((place, item))
+                waiting.append((place, self._spared(self.cells[place].codec, item)))
         self._plan, fused = _fuse(waiting)
         return fused
+
+    @staticmethod
+    def _spared(codec: Codec, request: Request) -> Request:
+        """Without feedback nobody asks what a rank's share came to, and the local gradient is not needed again."""
+        if not isinstance(request, Merge) or codec.feedback or not request.coder.adds:
+            return request
+        return replace(request, own=False, scratch=codec.definition.name == "none" and codec.tail is None)
 
 
 def _fuse(waiting: Sequence[tuple[int, Request]]) -> tuple[list[tuple[list[int], list[Request]]], list[Request]]:
@@ -200,7 +207,8 @@ def _together(requests: Sequence[Request]) -> Request:
         return requests[0]
     merges = [lower(request) for request in requests]
     first = merges[0]
-    return Merge(torch.cat([m.tensor for m in merges]), first.coder, first.seed, first.mean)
+    own = any(m.own for m in merges)
+    return Merge(torch.cat([m.tensor for m in merges]), first.coder, first.seed, first.mean, own, not own)
 
 
 def _share_out(requests: Sequence[Request], got: Any) -> list[Any]:

@@ -44,6 +44,7 @@ class Compiled:
 
     def scan(self) -> None:
         """Find the modules that are compiled, and let their callers wait."""
+        self._scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self._sync.model.modules())
         for module in self._sync.model.modules():
             if id(module) in self._entries:
                 continue
@@ -57,7 +58,7 @@ class Compiled:
     @property
     def outside(self) -> bool:
         """Whether `step()` must wait, since nobody can tell when compiled code will read the parameters."""
-        return self.mark.inside or any(isinstance(m, torch.jit.ScriptModule) for m in self._sync.model.modules())
+        return self.mark.inside or self._scripted
 
     def close(self) -> None:
         """Take the hooks away."""

@@ -92,7 +92,7 @@ def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> 
     after: list[dict[str, Tensor]] = []
     for cell, result, old in zip(launch.cells, course.results, before, strict=True):
         assert result is not None
-        after.append(_unless_broken(result.output, dict(result.state), old))
+        after.append(_unless_broken(result.output, dict(result.state), old, everywhere=cell.codec.spread))
         for place, first, values in cell.outputs(result.output):
             unit.receive(place, first, values)
     launch.tentative = after
@@ -114,14 +114,17 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _unless_broken(output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unless_broken(
+    output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor], *, everywhere: bool = False
+) -> dict[str, Tensor]:
     """The new state if the result is finite on every value, else the old: a broken step leaves residuals untouched.
 
-    The output is the same on every rank, so is the choice. On CUDA it is made on the device.
+    The output is the same on every rank, so is the choice. On CUDA it is made on the device. `everywhere`: what is
+    not finite is so in every value, and one of them tells.
     """
     if not output.numel() or not (new or "error" in old):
         return new
-    good = torch.linalg.vector_norm(output, float("inf")).isfinite()
+    good = (output[(0,) * output.dim()] if everywhere else torch.linalg.vector_norm(output, float("inf"))).isfinite()
     if output.device.type == "cpu":
         return new if good else old
     if not new:

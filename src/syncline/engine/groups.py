@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from syncline._compat import group_timeout, new_group, world_group
+from syncline._compat import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
 
 _free: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
@@ -80,6 +80,11 @@ class Groups:
         if self.control is not None:
             _free_control.setdefault(self.parent, []).append(self.control)
         self.rounds, self.control = [], None
+
+    def cut(self) -> None:
+        """End what is under way on the host, on every rank; the groups cannot be used any more."""
+        for group in self.rounds:
+            cut_gloo(group)
 
     def _take(self, pool: Any, backend: str | None) -> dist.ProcessGroup:
         free = pool.setdefault(self.parent, [])

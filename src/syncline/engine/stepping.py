@@ -184,6 +184,7 @@ class Stepper:
         return result
 
     def _by_parts(self, optimizer: Any) -> None:
+        self._sync._executor.fence()
         at = byparts.settings(optimizer)
         by_unit: dict[UnitRun | None, list[tuple[Slot | None, Member]]] = {}
         for index, group in enumerate(optimizer.param_groups):

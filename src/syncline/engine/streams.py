@@ -64,7 +64,7 @@ class Streams:
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]
         self._order: list[Launch] = []
         self._next = 0
-        self._spare = 0
+        self._now: Any = None
         self._issued: deque[tuple[float, str, Any]] = deque()
         self._groups: list[Any] = []
         self._closing = threading.Event()
@@ -85,8 +85,7 @@ class Streams:
 
     def ready(self, unit: UnitRun) -> None:
         """A unit's gradients are there, on the current stream; issue what is next in the order."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
+        event = self._moment()
         for launch in unit.launches:
             launch.ready, launch.event = True, event
         while self._next < len(self._order) and self._order[self._next].ready:
@@ -97,8 +96,7 @@ class Streams:
     def after(self, unit: UnitRun | None, work: Callable[[], None]) -> EventPromise:
         """Issue `work` behind the unit's exchange and behind what the current stream has done so far."""
         self._raise()
-        now = torch.cuda.Event()
-        now.record(torch.cuda.current_stream(self.device))
+        now = self._now if unit is not None and self._now is not None else self._moment()
         stream = self._stream(unit.launches[-1].position if unit is not None else -1)
         stream.wait_event(now)
         if unit is not None and unit.exchanged.event is not None:
@@ -108,6 +106,15 @@ class Streams:
             work()
             promise.resolve(self._end(stream, "update"))
         return promise
+
+    def fence(self) -> None:
+        """What follows (updates of many units) comes after what the current stream has done so far."""
+        self._now = self._moment()
+
+    def _moment(self) -> Any:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def fail(self, error: BaseException) -> None:
         """Nothing will be done any more."""

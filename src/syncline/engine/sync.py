@@ -181,7 +181,8 @@ class Sync:
             self._closed = True
             return
         if reason is not None and (leave or self._open):
-            # Half a backward pass cannot be finished.
+            # Half a backward pass cannot be finished. The others learn why before they see that it fails.
+            self._watched.farewell(reason)
             self._executor.fail(reason)
         try:
             if self._executor.failure is None:
@@ -247,7 +248,7 @@ class Sync:
             from syncline.engine.streams import Streams
 
             return Streams(self.recorder, self.device, watched=self._watched)
-        return Threads(self.recorder, workers=workers, watched=self._watched)
+        return Threads(self.recorder, workers=workers, watched=self._watched, cut=self.groups.cut)
 
     def _agree(self) -> None:
         description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
@@ -468,7 +469,7 @@ class Sync:
         for buffer in self._buffers:
             pending.release(buffer)
         for unit in self._units:
-            unit.updated = []
+            unit.drop()
         self._buffers_sent = None
         self._outstanding = False
 

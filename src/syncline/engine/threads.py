@@ -6,6 +6,7 @@ launches before it. Every rank does the same, so their collectives meet.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from syncline.engine.watch import Watched
 from syncline.trace import Recorder
 
 _LOOK_S = 0.5
+_PATIENCE_S = 3.0
 
 
 class Promise:
@@ -53,8 +55,10 @@ class Promise:
 class Threads:
     """Worker threads over the launches of a backward pass, in order."""
 
-    def __init__(self, recorder: Recorder, *, workers: int = 4, watched: Watched) -> None:
-        self.recorder, self.watched = recorder, watched
+    def __init__(
+        self, recorder: Recorder, *, workers: int = 4, watched: Watched, cut: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
+        self.recorder, self.watched, self._cut = recorder, watched, cut
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
         self._order: list[Launch] = []
@@ -62,7 +66,7 @@ class Threads:
         self._turns: list[int] = []
         self._tasks: deque[tuple[Callable[[], None], Promise]] = deque()
         self._promises: set[Promise] = set()
-        self._closing = False
+        self._closing = self._blaming = False
         self._threads = [
             threading.Thread(target=self._work, name=f"syncline-worker-{i}", daemon=True) for i in range(workers)
         ]
@@ -109,29 +113,43 @@ class Threads:
                 self._changed.notify_all()
         return promise
 
+    def fence(self) -> None:
+        """Threads need none: the training thread is past what it did."""
+
     def fail(self, error: BaseException) -> None:
         """Nothing will be done any more: whoever waits is told why."""
         with self._changed:
+            first = self.failure is None
             if self.failure is None:
                 self.failure = error
             for promise in self._promises:
                 promise.resolve(self.failure)
             self._promises.clear()
             self._changed.notify_all()
+        if first:
+            # A thread inside a collective when the interpreter ends would abort it.
+            self._cut()
 
     def look(self) -> None:
         """Fail if another rank has found that something is lost."""
-        error = self.watched.raised()
+        error = None if self._blaming else self.watched.raised()
         if error is not None:
             self.fail(error)
 
+    def _blame(self, unit: str, error: BaseException) -> None:
+        if self.failure is None:
+            # From here on an alarm may be our own, and is no news.
+            self._blaming = True
+            self.fail(self.watched.explain(unit, error))
+
     def close(self) -> None:
-        """End the threads. A thread that is stuck in a collective after a failure is left to its timeout."""
+        """End the threads; after a failure, those that are stuck in a user's codec are left."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        until = time.monotonic() + _PATIENCE_S
         for thread in self._threads:
-            thread.join(timeout=None if self.failure is None else 0.2)
+            thread.join(timeout=None if self.failure is None else max(0.0, until - time.monotonic()))
 
     def _raise(self) -> None:
         if self.failure is not None:
@@ -143,8 +161,7 @@ class Threads:
                 try:
                     job()
                 except BaseException as error:
-                    if self.failure is None:
-                        self.fail(self.watched.explain("", error))
+                    self._blame("", error)
 
     def _take(self) -> Callable[[], None] | None:
         with self._changed:
@@ -165,7 +182,7 @@ class Threads:
         try:
             carry(launch, self.recorder, self._turn)
         except BaseException as error:
-            self.fail(self.watched.explain(launch.label, error))
+            self._blame(launch.label, error)
             return
         unit = launch.unit
         with self._changed:
@@ -175,6 +192,7 @@ class Threads:
             unit.open_parts -= 1
             if unit.open_parts:
                 return
+            unit.grads = []
             self._keep(unit.exchanged)
             due, unit.waiting = unit.waiting, []
         for work, promise in due:

@@ -69,6 +69,13 @@ class UnitRun:
         for launch in self.launches:
             launch.ready = launch.done = False
 
+    def drop(self) -> None:
+        """Nothing is in flight: let go of gradients that the user may have let go of."""
+        self.updated, self.grads, self.targets = [], [], []
+        if not self.fresh:
+            for slot in self.slots:
+                slot.grad = None
+
     def receive(self, place: int, first: int, values: Tensor) -> None:
         """Averaged values of a parameter's gradient, from `first` on."""
         target = self.targets[place]
@@ -78,7 +85,9 @@ class UnitRun:
             # No copy: the gradient's object takes the memory over.
             target.data = values.view(target.shape)
         elif target.is_contiguous():
-            target.view(-1)[first : first + values.numel()].copy_(values.view(-1))
+            part = target.view(-1)[first : first + values.numel()]
+            if part.data_ptr() != values.data_ptr():
+                part.copy_(values.view(-1))
         elif values.numel() == target.numel():
             target.copy_(values.view(target.shape))
         else:

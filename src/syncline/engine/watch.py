@@ -78,6 +78,10 @@ class Watched:
                 raise
             raise explained from error
 
+    def farewell(self, reason: BaseException) -> None:
+        """Tell the others why this rank leaves."""
+        self._peers.farewell(reason)
+
     def close(self, reason: BaseException | None = None) -> None:
         """Say farewell, and why if it is for an error."""
         self._peers.farewell(reason)

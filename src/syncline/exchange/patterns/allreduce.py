@@ -13,6 +13,7 @@ def allreduce(merge: Merge, place: Place) -> Moves:
     Sends 2(N-1)/N payloads a rank. The sum is made in the payload's precision (bf16 adds in bf16).
     """
     part, own = adding(merge, place.workers)
-    # The collective works in place: it must not write into the gradient.
-    total = yield AllReduce(part.clone() if part.data_ptr() == merge.tensor.data_ptr() else part)
+    # The collective works in place: it must not write into the gradient, unless it may.
+    keep = part.data_ptr() == merge.tensor.data_ptr() and not merge.scratch
+    total = yield AllReduce(part.clone() if keep else part)
     return Out(merge.coder.decode((total,), merge.tensor.numel(), seed=merge.seed), own)

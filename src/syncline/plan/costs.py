@@ -1,0 +1,104 @@
+"""Cost curves: what was measured of a job, as plain numbers that a file can hold. Seconds and bytes throughout."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from syncline.errors import UsageError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds as a line over the number of values: a fixed part and a part for each value."""
+
+    fixed: float = 0.0
+    each: float = 0.0
+
+    def __call__(self, values: float) -> float:
+        """Seconds for so many values; nothing for none."""
+        return self.fixed + self.each * values if values else 0.0
+
+    @staticmethod
+    def through(points: Sequence[tuple[float, float]]) -> "Curve":
+        """The line of least squares through (values, seconds), neither part below zero."""
+        if not points:
+            return Curve()
+        count = len(points)
+        mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+        spread = sum((x - mean_x) ** 2 for x, _ in points)
+        each = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+        each = max(0.0, each)
+        fixed = mean_y - each * mean_x
+        if fixed < 0:
+            weight = sum(x * x for x, _ in points)
+            return Curve(0.0, max(0.0, sum(x * y for x, y in points) / weight) if weight else 0.0)
+        return Curve(fixed, each)
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """Seconds of codec work for a gradient of so many values: before the wire, between rounds, after."""
+
+    encode: Curve = field(default_factory=Curve)
+    between: Curve = field(default_factory=Curve)
+    decode: Curve = field(default_factory=Curve)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank's link as one collective at a time sees it."""
+
+    latency: float
+    """Seconds that a collective takes beside its bytes."""
+    bytes_per_s: float
+    """Bytes that a rank sends in a second while it receives as many."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a plan's step time follows from, measured on the job itself."""
+
+    world: int
+    forward: float
+    backward: float
+    touched: Mapping[str, float]
+    """By parameter: when the forward pass first uses it, from its start, waits left out."""
+    complete: Mapping[str, float]
+    """By parameter: when its gradient is complete, from the backward pass's start, waits left out."""
+    link: Link
+    codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+    update: Curve = field(default_factory=Curve)
+    data: float = 0.0
+    tail: float = 0.0
+    lanes: int = 4
+    contention: float = 0.0
+    """What a second of codec work takes from compute that runs beside it."""
+
+    def to_json(self) -> str:
+        """As text, for a run folder."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+def load_costs(path: Path) -> Costs:
+    """Read what `Costs.to_json` wrote."""
+    try:
+        table: Any = json.loads(Path(path).read_text())
+        if table.pop("version", None) != VERSION:
+            raise UsageError(f"{path} holds no cost curves of version {VERSION}: measure again with syncline plan")
+        table["link"] = Link(**table["link"])
+        table["update"] = Curve(**table["update"])
+        table["codecs"] = {
+            name: CodecCost(**{stage: Curve(**line) for stage, line in stages.items()})
+            for name, stages in table["codecs"].items()
+        }
+        return Costs(**table)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} holds no cost curves: {error}") from None

@@ -1,0 +1,155 @@
+"""What is simulated: the layers of a model, the launches of a plan and what they cost, as plain numbers."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from syncline.errors import UsageError
+from syncline.trace.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A stretch of compute between two points where the engine can act; seconds, listed in forward order."""
+
+    name: str
+    forward: float
+    backward: float
+    needs: tuple[int, ...] = ()
+    """Units whose parameters are first touched at the start of this layer's forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One communication: seconds that pass beside the wire, and seconds for which it would fill the whole wire."""
+
+    latency: float
+    wire: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One launch, a part of a unit: encode, its rounds with codec work between them, decode."""
+
+    unit: int
+    ready: int
+    """The layer at the end of whose backward the gradient is complete."""
+    encode: float
+    rounds: tuple[Round, ...]
+    between: float = 0.0
+    """After each round but the last."""
+    decode: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Steady-state training of one rank; all ranks do the same at the same time. Jobs are listed in launch order."""
+
+    layers: tuple[Layer, ...]
+    jobs: tuple[Job, ...]
+    update: tuple[float, ...]
+    """Seconds for each unit, after its last job's decode and after the backward pass."""
+    data: float = 0.0
+    """On the training thread, at the start of a step."""
+    tail: float = 0.0
+    """Other time of the training thread, at the end of a step."""
+    lanes: int = 4
+    """Launches in flight at once: the engine's workers or streams."""
+    rival: bool = False
+    """DDP's barrier: all updates after the last exchange, on the training thread, before the next step."""
+    contention: float = 0.0
+    """What a second of codec or update work takes from other compute that runs meanwhile: 0 none, 1 all of it."""
+    pipelined: bool = False
+    """A communicator's next latency passes while its transfer before is on the wire."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def with_(self, **changes: Any) -> "Scenario":
+        """The same with other fields."""
+        return replace(self, **changes)
+
+    def ordered(self, order: Sequence[int]) -> "Scenario":
+        """The same with the jobs launched in this order of their present positions."""
+        if sorted(order) != list(range(len(self.jobs))):
+            raise UsageError(f"an order names each of the {len(self.jobs)} jobs once")
+        return replace(self, jobs=tuple(self.jobs[i] for i in order))
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the training thread in a step without communication."""
+        return self.data + self.tail + sum(layer.forward + layer.backward for layer in self.layers)
+
+    @property
+    def wire(self) -> float:
+        """Seconds for which a step's transfers fill the wire."""
+        return sum(one.wire for job in self.jobs for one in job.rounds)
+
+    @property
+    def serial(self) -> float:
+        """Seconds of a step in which everything comes one after the other."""
+        codec = sum(job.encode + job.decode + job.between * max(0, len(job.rounds) - 1) for job in self.jobs)
+        latency = sum(one.latency for job in self.jobs for one in job.rounds)
+        return self.compute + self.wire + latency + codec + sum(self.update)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The training thread stood still before a layer's forward; `unit` came last. `layer` is -1 at a barrier."""
+
+    layer: int
+    unit: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the simulator says of a step, in seconds."""
+
+    step: float
+    compute: float
+    wire: float
+    waits: tuple[Wait, ...] = ()
+    """Where the training thread waited, in the order of time; without contention they sum to `exposed`."""
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def bound(self) -> float:
+        """No order of these launches can be faster: max(compute, wire)."""
+        return max(self.compute, self.wire)
+
+    @property
+    def exposed(self) -> float:
+        """What communication, codecs and updates add to a step of compute alone."""
+        return self.step - self.compute
+
+
+def _check(s: Scenario) -> None:
+    if s.lanes < 1 or not 0 <= s.contention <= 1:
+        raise UsageError(f"lanes={s.lanes}, contention={s.contention}: use 1 or more, and 0 to 1")
+    if not s.layers:
+        raise UsageError("a scenario needs a layer")
+    units, layers = len(s.update), len(s.layers)
+    for job in s.jobs:
+        if not (0 <= job.unit < units and 0 <= job.ready < layers):
+            raise UsageError(
+                f"a job of unit {job.unit}, ready after layer {job.ready}: there are {units} units and {layers} layers"
+            )
+    needed = Counter(unit for layer in s.layers for unit in layer.needs)
+    if odd := [unit for unit, times in needed.items() if times > 1 or not 0 <= unit < units]:
+        raise UsageError(f"unit {min(odd)} is needed twice or has no update time: a unit is first touched once")
+    least = min(_times(s))
+    if not least >= 0:
+        raise UsageError(f"a time of {least} s: times are 0 or more")
+
+
+def _times(s: Scenario) -> Iterable[float]:
+    yield from (s.data, s.tail, *s.update)
+    for layer in s.layers:
+        yield layer.forward
+        yield layer.backward
+    for job in s.jobs:
+        yield min(job.encode, job.between, job.decode)
+        for one in job.rounds:
+            yield min(one.latency, one.wire)
