@@ -72,10 +72,12 @@ def new_group(ranks: Sequence[int], *, timeout: Any, backend: str | None = None)
 def cut_gloo(group: dist.ProcessGroup) -> None:
     """Close a Gloo group's connections: all that waits in it, here and on other ranks, ends with an error now.
 
-    Gloo's `abort` wakes nobody. A receive that comes too late closes all connections of the group.
+    Gloo's `abort` wakes nobody. A receive that times out closes all connections of the group; one from a rank whose
+    connection is closed already does not, so all are tried.
     """
-    if dist.get_backend(group) == "gloo":
-        peer = (dist.get_rank(group) + 1) % dist.get_world_size(group)
+    if dist.get_backend(group) != "gloo":
+        return
+    for peer in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
         with suppress(RuntimeError):
             late: Any = dist.irecv(torch.empty(1), group=group, group_src=peer, tag=(1 << 31) - 1)
             late.wait(timedelta(milliseconds=1))

@@ -36,6 +36,8 @@ CASE_SECONDS = 20
 HANGS = 3
 DEVICE = ["cpu"]
 """Where models and batches are; `test_engine_gpu.py` sets it in its ranks."""
+NORMS = ("clip_grad_norm", "grad_scaler_and_clipping")
+"""On CUDA a norm is summed by the alignment of its memory, which is another one here: to rounding."""
 SLOW = "slow_exchange:slow(ms=1.5)"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, lr=0.05, **more: SGD(p, lr=lr, momentum=0.9, **{"weight_decay": 1e-3, **more}),
@@ -1008,7 +1010,7 @@ def run_rows(rank: int, world: int, wanted: list[str], exchange: str | None, way
             want, got = (once(chosen, make(group, exchange), rank, world, kind) for make in ways)
         finally:
             torch.set_default_dtype(torch.float32)
-        exact = chosen.exact and world <= 2
+        exact = chosen.exact and world <= 2 and not (DEVICE[0] == "cuda" and name in NORMS)
         compare(want, got, *((0.0, 0.0) if exact else chosen.tolerance or ((1e-8, 1e-10) if double else (1e-4, 1e-6))))
 
     return guarded(wanted, one)

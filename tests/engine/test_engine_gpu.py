@@ -24,7 +24,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.timeout(500),
 ]
-HOST_ONLY = {"waited_for_by_hand"}
+# NumPy reads no device memory, and a model's move to the device leaves an older alias behind.
+HOST_ONLY = {"waited_for_by_hand", "values_read_by_python", "alias_from_before_attach"}
 
 
 def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
@@ -51,7 +52,7 @@ def equal(rank: int, world: int, folder: str, wanted: list[str]) -> None:
 
 @pytest.mark.parametrize("world", [2])
 def test_dense_attach_is_ddp_over_nccl(world: int) -> None:
-    wanted = [f"{n}-{k}" for n, c in CASES.items() if n not in HOST_ONLY for k in c.optimizers[:2]]
+    wanted = [f"{n}-{k}" for n, c in CASES.items() if n not in HOST_ONLY for k in c.optimizers[: 2 if c.core else 1]]
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(equal, args=(world, folder, wanted), nprocs=world)
         problems = Path(folder, "problems").read_text()

@@ -115,7 +115,7 @@ def lower(request: Request) -> Merge:
     """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
     assert not isinstance(request, Gather)
     if isinstance(request, Merge):
-        return replace(request, tensor=request.tensor.reshape(-1))
+        return request if request.tensor.dim() == 1 else replace(request, tensor=request.tensor.reshape(-1))
     return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean), own=False)
 
 

@@ -6,6 +6,7 @@ A state dict has flat names, `"<parameter>.<key>"`, and nothing but tensors: it 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -53,12 +54,11 @@ class State:
         return derive(self.seed, self.step, self.rank, "rank", *self.names)
 
     def random(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Uniform numbers in [-1, 1) for each member: (members, *shape), the same on every rank.
+        """Uniform numbers in [-1, 1) for each member: (members, *shape), the same on every rank and in every step.
 
-        They depend on the member's name and the step, not on how members are grouped.
+        They depend on the member's name, not on how members are grouped. They are made once and kept.
         """
-        seeds = [derive(self.seed, self.step, "random", name) for name in self.names]
-        return torch.stack([ops.uniform(shape, seed=seed, device=device) * 2 - 1 for seed in seeds])
+        return _random(self.seed, self.names, tuple(shape), device)
 
     def compensate(self, grad: Tensor) -> Tensor:
         """Add what earlier steps held back; what this step holds back is booked against the result.
@@ -69,6 +69,12 @@ class State:
         error = self.tensors.get("error")
         self.compensated = grad if error is None else grad + error.view(grad.shape)
         return self.compensated
+
+
+@lru_cache(maxsize=2048)
+def _random(seed: int, names: tuple[str, ...], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    seeds = [derive(seed, 0, "random", name) for name in names]
+    return torch.stack([ops.uniform(shape, seed=s, device=device) * 2 - 1 for s in seeds])
 
 
 def derive(*parts: object) -> int:

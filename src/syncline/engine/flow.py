@@ -92,7 +92,9 @@ def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> 
     after: list[dict[str, Tensor]] = []
     for cell, result, old in zip(launch.cells, course.results, before, strict=True):
         assert result is not None
-        after.append(_unless_broken(result.output, dict(result.state), old, everywhere=cell.codec.spread))
+        # Spread reaches every value of a product of factors; a sparsifier's result has only those that it sent.
+        product = cell.codec.spread and cell.codec.definition.carries == "factors"
+        after.append(_unless_broken(result.output, dict(result.state), old, everywhere=product))
         for place, first, values in cell.outputs(result.output):
             unit.receive(place, first, values)
     launch.tentative = after

@@ -73,15 +73,15 @@ def shares_memory(tensor: Tensor, own: int) -> bool:
     return storage_users(tensor) > own
 
 
-def _walk(values: Iterable[Any]) -> Iterable[Tensor]:
+def _find(values: Iterable[Any], found: list[Tensor]) -> None:
     for value in values:
-        if isinstance(value, _Plain):
-            if id(value) in _tickets:
-                yield value
-        elif isinstance(value, list | tuple):
-            yield from _walk(value)
-        elif isinstance(value, dict):
-            yield from _walk(value.values())
+        kind = type(value)
+        if id(value) in _tickets and isinstance(value, _Plain):
+            found.append(value)
+        elif kind is list or kind is tuple or isinstance(value, list | tuple):
+            _find(value, found)
+        elif kind is dict:
+            _find(value.values(), found)
 
 
 def _touched(
@@ -91,15 +91,20 @@ def _touched(
     if func in _METADATA:
         with NoSubclasses():
             return func(*args, **kwargs)
-    for tensor in list(_walk((args, kwargs))):
+    found: list[Tensor] = []
+    _find(args, found)
+    if kwargs:
+        _find(kwargs.values(), found)
+    marked = False
+    for tensor in found:
         touch(tensor)
-    if any(getattr(kind, "_syncline_pending", False) for kind in map(type, _walk((args, kwargs)))):
-        others = [kind for kind in types if not getattr(kind, "_syncline_pending", False)]
-        if not others:
+        marked = marked or id(tensor) in _tickets
+    if marked:
+        if all(getattr(kind, "_syncline_pending", False) for kind in types):
             # Still marked, for other streams: this stream has its wait.
             with NoSubclasses():
                 return func(*args, **kwargs)
-        for tensor in list(_walk((args, kwargs))):
+        for tensor in found:
             release(tensor)
     return func(*args, **kwargs)
 

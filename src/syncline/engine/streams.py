@@ -1,6 +1,6 @@
 """The executor for CUDA: everything is put on high-priority side streams at once, and the host never waits.
 
-A launch keeps one side stream from encode to update, so memory that it allocates is used by one stream alone and waits
+A launch keeps one side stream from encode to decode, so memory that it allocates is used by one stream alone and waits
 for its communication hold nobody up but the launches that share its stream; NCCL runs rounds in the plan's order.
 Touches make the current stream wait for an event. A thread looks at events that are late: a peer that is lost becomes
 an error on the host, and the communicators are aborted so that a host which waits for the device gets it back.
@@ -31,6 +31,8 @@ class EventPromise:
     def __init__(self, executor: "Streams") -> None:
         self._executor = executor
         self.event: Any = None
+        self._seen: int | None = None
+        """The stream that waited last: it need not wait again."""
 
     def resolve(self, event: Any) -> None:
         """The work has been issued; this event ends it."""
@@ -42,11 +44,13 @@ class EventPromise:
         if executor.failure is not None:
             raise executor.failure
         assert self.event is not None, "a unit was waited for before it was issued"
-        if self.event.query():
+        stream = torch.cuda.current_stream(executor.device)
+        if self._seen == stream.cuda_stream or self.event.query():
             return
+        self._seen = stream.cuda_stream
         recorder = executor.recorder
         begin = recorder.mark("forward") if recorder.enabled else None
-        torch.cuda.current_stream(executor.device).wait_event(self.event)
+        stream.wait_event(self.event)
         if recorder.enabled:
             recorder.blocked(begin, recorder.mark("forward"))
 
@@ -58,10 +62,13 @@ class EventPromise:
 class Streams:
     """Side streams over the launches of a backward pass, issued in order."""
 
-    def __init__(self, recorder: Recorder, device: torch.device, *, watched: Watched, streams: int = 6) -> None:
+    def __init__(
+        self, recorder: Recorder, device: torch.device, *, watched: Watched, streams: int = 6, updates: int = 4
+    ) -> None:
         self.recorder, self.device, self.watched = recorder, device, watched
         self.failure: BaseException | None = None
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]
+        self._updates = [torch.cuda.Stream(device, priority=-1) for _ in range(updates)]
         self._order: list[Launch] = []
         self._next = 0
         self._now: Any = None
@@ -97,7 +104,8 @@ class Streams:
         """Issue `work` behind the unit's exchange and behind what the current stream has done so far."""
         self._raise()
         now = self._now if unit is not None and self._now is not None else self._moment()
-        stream = self._stream(unit.launches[-1].position if unit is not None else -1)
+        # Not the launch's stream: launches that were issued later are before us there, and may take long.
+        stream = self._updates[unit.index % len(self._updates) if unit is not None else -1]
         stream.wait_event(now)
         if unit is not None and unit.exchanged.event is not None:
             stream.wait_event(unit.exchanged.event)

@@ -137,10 +137,12 @@ class Threads:
             self.fail(error)
 
     def _blame(self, unit: str, error: BaseException) -> None:
-        if self.failure is None:
-            # From here on an alarm may be our own, and is no news.
+        with self._changed:
+            if self._blaming or self.failure is not None:
+                return
+            # From here on an alarm may be our own, and is no news; and nobody is told before the others have been.
             self._blaming = True
-            self.fail(self.watched.explain(unit, error))
+        self.fail(self.watched.explain(unit, error))
 
     def close(self) -> None:
         """End the threads; after a failure, those that are stuck in a user's codec are left."""

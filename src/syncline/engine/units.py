@@ -39,6 +39,7 @@ class UnitRun:
         names = [slot.name for slot in slots]
         parts = cells_of(self.codec, names, shapes, row.partitions)
         self.launches = [Launch(self, k, cells, links[row.exchange]) for k, cells in enumerate(parts)]
+        self.index = min(slot.index for slot in slots)
         self.missing = 0
         self.open_parts = 0
         self.grads: list[Tensor] = []
