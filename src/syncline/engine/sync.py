@@ -353,7 +353,7 @@ class Sync:
             unit.begin()
             unit.exchanged = self._executor.promise()
             for launch in unit.launches:
-                launch.where, launch.measure = where, measure
+                launch.where, launch.measure = where, measure and bool(unit.codec.feedback)
         self._executor.begin(self._order)
 
     def _changed(self) -> None:
