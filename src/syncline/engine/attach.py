@@ -26,20 +26,22 @@ def attach(
     sentinel: int = 100,
     recorder: Recorder | None = None,
     seed: int = 0,
-    workers: int = 4,
+    workers: int = 3,
+    tune: bool = True,
 ) -> Sync:
     """Train `model` data-parallel: its gradients are averaged over the ranks, and `optimizer` steps as they arrive.
 
     Call it once on every rank, after the model is on its device. Parameters and buffers start as rank 0 has them. The
     loop stays as it is; `optimizer.step()` returns at once and whatever touches a parameter waits for its update.
 
-    compress: a codec, `"powersgd(rank=4) | bf16"`; None sends gradients as they are.
+    compress: a codec, `"powersgd(rank=4) | bf16"`; None sends gradients as they are; "auto" measures and chooses.
     plan: a `Plan` or the path of one, instead of compress and exchange.
     exchange: who talks to whom, `"ring"`; by default the codec's own.
     process_group: a group or one dimension of a DeviceMesh; by default all ranks.
     buffers: send rank 0's buffers (BatchNorm statistics) after every backward pass.
     update: "unit" or "whole" steps; by default whole only for optimizers that may look at all parameters at once.
     timeout: seconds after which a peer that does not come is an error; by default the group's.
+    tune: time a few early steps without overlap, and find the launch order for this job; not with a plan.
     sentinel: every so many steps, check that replicas are equal and residuals small; 0 never.
     """
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
@@ -57,4 +59,5 @@ def attach(
         recorder=recorder,
         seed=seed,
         workers=workers,
+        tune=tune,
     )

@@ -4,6 +4,7 @@ Buckets come one by one, in the same order on every rank, and are launched in th
 when the last has come. Otherwise the executors are the engine's.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 class _Threads(Threads):
     """Worker threads that get launches one by one, and set a future when one is done."""
 
-    def __init__(self, recorder: Recorder, *, watched: Watched) -> None:
+    def __init__(self, recorder: Recorder, *, watched: Watched, cut: Callable[[], None]) -> None:
         self._futures: set[Future[Tensor]] = set()
-        super().__init__(recorder, watched=watched)
+        super().__init__(recorder, watched=watched, cut=cut)
 
     def send(self, unit: UnitRun, buffer: Tensor) -> "Future[Tensor]":
         unit.exchanged = self.promise()
@@ -122,7 +123,9 @@ class BucketWire:
             recorder = Recorder(rank=self.rank, device=device, enabled=False)
             cuda = device.type == "cuda"
             self._executor = (
-                _Streams(recorder, device, watched=self._watched) if cuda else _Threads(recorder, watched=self._watched)
+                _Streams(recorder, device, watched=self._watched)
+                if cuda
+                else _Threads(recorder, watched=self._watched, cut=self.groups.cut)
             )
         self._watched.doing = f"step {self.step}: backward"
         self._executor.begin([])

@@ -56,6 +56,11 @@ class Compiled:
                 self._wrap(module)
 
     @property
+    def entered(self) -> bool:
+        """Whether compiled code reads the parameters anywhere."""
+        return bool(self._entries) or self.outside
+
+    @property
     def outside(self) -> bool:
         """Whether `step()` must wait, since nobody can tell when compiled code will read the parameters."""
         return self.mark.inside or self._scripted

@@ -71,13 +71,11 @@ def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
         link = launch.links[number]
         with turn(launch, number):
             begin = recorder.mark("exchange")
-            sent = link.sent_bytes
             handles = [link.launch(request) for request in requests]
         answers = [handle.wait() for handle in handles]
+        sent = sum(handle.sent_bytes for handle in handles)
         end = recorder.mark("exchange")
-        recorder.add(
-            "exchange", str(link.exchange), begin, end, unit=label, bytes=max(0, link.sent_bytes - sent), step=step
-        )
+        recorder.add("exchange", str(link.exchange), begin, end, unit=label, bytes=sent, step=step)
         begin = end
         requests = course.resume(answers)
         lane, name = ("encode", "encode") if requests else ("decode", "decode")

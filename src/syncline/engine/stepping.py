@@ -123,11 +123,17 @@ class Stepper:
         before, after = global_step_hooks()
         for hook in [*before, *optimizer._optimizer_step_pre_hooks.values()]:
             hook(optimizer, (optimizer,), {})
+        if sync._profile is not None:
+            sync._settle_gradients()
+            sync._profile.note("updating")
         sync._stepping = True
         try:
             self._by_parts(optimizer)
         finally:
             sync._stepping = False
+        if sync._profile is not None:
+            sync.wait()
+            sync._profile.note("updated")
         sync._stepped()
         for hook in [*optimizer._optimizer_step_post_hooks.values(), *after]:
             hook(optimizer, (optimizer,), {})

@@ -67,6 +67,7 @@ class Streams:
     ) -> None:
         self.recorder, self.device, self.watched = recorder, device, watched
         self.failure: BaseException | None = None
+        self.lanes = streams
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]
         self._updates = [torch.cuda.Stream(device, priority=-1) for _ in range(updates)]
         self._order: list[Launch] = []

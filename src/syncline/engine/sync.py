@@ -26,9 +26,12 @@ from torch import Tensor, nn
 from syncline import codecs, exchange
 from syncline._compat import after_backward, in_nested_backward
 from syncline.engine import pending
+from syncline.engine.auto import Auto, allowed_codecs
+from syncline.engine.buffers import Arriving
 from syncline.engine.cells import Where, cells_of, rounds_of
 from syncline.engine.compiled import Compiled
 from syncline.engine.groups import Groups, flattened, parent_group, spread, timeout_of
+from syncline.engine.profile import Profile
 from syncline.engine.sentinel import Sentinel
 from syncline.engine.stepping import Stepper
 from syncline.engine.threads import Threads
@@ -77,6 +80,7 @@ class Sync:
         recorder: Recorder | None,
         seed: int,
         workers: int,
+        tune: bool,
     ) -> None:
         self.model = model
         parent = parent_group(process_group)
@@ -89,6 +93,8 @@ class Sync:
         self.device = _one_device([p for _, p in self._named])
         self.recorder = recorder or Recorder(rank=self.rank, device=self.device, enabled=False)
         self.shapes = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
+        allowed = allowed_codecs(compress) if compress is not None else None
+        compress = None if allowed is not None else compress
         self.plan = _plan(plan, self.shapes, compress=compress, exchange=exchange, world=self.world)
         self._open = self._outstanding = self._queued = self._syncing = False
         self._said: set[str] = set()
@@ -106,6 +112,9 @@ class Sync:
         if self.world == 1:
             return
         self._syncing = True
+        self._profile: Profile | None = None
+        self._held: list[UnitRun] = []
+        self.auto = Auto(self, allowed) if allowed is not None or (tune and plan is None) else None
         self._executor: Any = None
         self._compiled: Any = None
         self._watched = Watched(self)
@@ -254,8 +263,8 @@ class Sync:
         description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
         self.groups.agree(description, "the models' parameters")
         self.groups.agree(self.plan.hash, "plans")
-        options = f"{self.seed} {self.sentinel} {len(self._buffers)}"
-        self.groups.agree(options, "attach's seed, sentinel or buffers")
+        options = f"{self.seed} {self.sentinel} {len(self._buffers)} {self.auto is None}"
+        self.groups.agree(options, "attach's seed, sentinel, buffers or tune")
 
     def _hook(self, slot: Slot) -> None:
         if slot.hooks or not slot.parameter.requires_grad:
@@ -334,6 +343,8 @@ class Sync:
                 " reentrant checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
             )
         slot.fired = True
+        if self._profile is not None:
+            self._profile.complete(slot)
         unit.missing -= 1
         if not unit.missing:
             self._go(unit)
@@ -388,7 +399,10 @@ class Sync:
         for grad in unit.targets:
             if grad is not None:
                 pending.mark(grad, ticket)
-        self._executor.ready(unit)
+        if self._profile is None:
+            self._executor.ready(unit)
+        else:
+            self._held.append(unit)
 
     def _backward_ended(self) -> None:
         self._queued = False
@@ -415,6 +429,11 @@ class Sync:
                 if unit.missing:
                     unit.missing = 0
                     self._go(unit)
+        if self._profile is not None:
+            self._profile.note("ended")
+            for unit in self._held:
+                self._executor.ready(unit)
+            self._held = []
         self._open, self._outstanding, self._exchanged = False, True, True
         if self._buffers:
             self._send_buffers()
@@ -432,7 +451,11 @@ class Sync:
                     spread(flat, members)
             self.recorder.add("exchange", "broadcast", begin, self.recorder.mark("exchange"), unit="buffers")
 
-        self._buffers_sent = self._executor.after(None, work)
+        if self.device.type == "cpu":
+            # At once, and not behind gradients: the first layers of the next forward need them.
+            self._buffers_sent = Arriving(self, plain, group)
+        else:
+            self._buffers_sent = self._executor.after(None, work)
         marked = [pending.mark(b, self._buffers_sent) for b in buffers]
         if not all(marked):
             self._buffers_sent.wait()
@@ -447,6 +470,10 @@ class Sync:
             self._finish_backward()
         if not self._stepping:
             self.say("gradients are read between backward and step (clipping, scaling, logging): they are waited for")
+
+    def _settle_gradients(self) -> None:
+        for unit in self._units:
+            unit.exchanged.wait()
 
     def _settle(self) -> None:
         """Wait for all that is in flight, and give every tensor its own class back."""
@@ -478,6 +505,8 @@ class Sync:
         counted, self._exchanged = self._exchanged, False
         self.step += counted
         self._sentinel.stepped(counted=counted)
+        if self.auto is not None and counted:
+            self.auto.stepped()
         self._watched.doing = f"step {self.step}: forward"
         if self._compiled.outside:
             self.say("the model runs inside compiled code: every step waits for its updates")

@@ -5,9 +5,10 @@ than it takes to keep the wire busy. Collectives are issued in turn: round r of 
 launches before it. Every rank does the same, so their collectives meet.
 """
 
+import heapq
+import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -56,19 +57,24 @@ class Threads:
     """Worker threads over the launches of a backward pass, in order."""
 
     def __init__(
-        self, recorder: Recorder, *, workers: int = 4, watched: Watched, cut: Callable[[], None] = lambda: None
+        self, recorder: Recorder, *, workers: int = 3, watched: Watched, cut: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
         self.recorder, self.watched, self._cut = recorder, watched, cut
         self.failure: BaseException | None = None
+        self.lanes = workers
         self._changed = threading.Condition()
         self._order: list[Launch] = []
         self._next = 0
         self._turns: list[int] = []
-        self._tasks: deque[tuple[Callable[[], None], Promise]] = deque()
+        self._tasks: list[tuple[int, int, Callable[[], None], Promise]] = []
+        self._count = itertools.count()
         self._promises: set[Promise] = set()
         self._closing = self._blaming = False
+        # Updates have a thread of their own: workers may all be on the wire for long.
+        kinds = [*((self._next_launch, f"worker-{i}") for i in range(workers)), (self._next_task, "updates")]
         self._threads = [
-            threading.Thread(target=self._work, name=f"syncline-worker-{i}", daemon=True) for i in range(workers)
+            threading.Thread(target=self._work, args=(take,), name=f"syncline-{name}", daemon=True)
+            for take, name in kinds
         ]
         for thread in self._threads:
             thread.start()
@@ -109,9 +115,13 @@ class Threads:
             if unit is not None and unit.exchanged is not None and not unit.exchanged.settled():
                 unit.waiting.append((work, promise))
             else:
-                self._tasks.append((work, promise))
-                self._changed.notify_all()
+                self._due(unit, work, promise)
         return promise
+
+    def _due(self, unit: UnitRun | None, work: Callable[[], None], promise: Promise) -> None:
+        """Of what is due, first what the next forward needs first."""
+        heapq.heappush(self._tasks, (unit.index if unit is not None else -1, next(self._count), work, promise))
+        self._changed.notify_all()
 
     def fence(self) -> None:
         """Threads need none: the training thread is past what it did."""
@@ -157,28 +167,35 @@ class Threads:
         if self.failure is not None:
             raise self.failure
 
-    def _work(self) -> None:
+    def _work(self, take: Callable[[], Callable[[], None] | None]) -> None:
         with torch.no_grad(), NoSubclasses():
-            while (job := self._take()) is not None:
+            while (job := self._take(take)) is not None:
                 try:
                     job()
                 except BaseException as error:
                     self._blame("", error)
 
-    def _take(self) -> Callable[[], None] | None:
+    def _take(self, take: Callable[[], Callable[[], None] | None]) -> Callable[[], None] | None:
         with self._changed:
-            while True:
-                if self._closing or self.failure is not None:
-                    return None
-                if self._next < len(self._order) and self._order[self._next].ready:
-                    launch = self._order[self._next]
-                    self._next += 1
-                    self._changed.notify()
-                    return lambda: self._carry(launch)
-                if self._tasks:
-                    work, promise = self._tasks.popleft()
-                    return lambda: self._do(work, promise)
+            while not self._closing and self.failure is None:
+                job = take()
+                if job is not None:
+                    return job
                 self._changed.wait()
+        return None
+
+    def _next_launch(self) -> Callable[[], None] | None:
+        if self._next == len(self._order) or not self._order[self._next].ready:
+            return None
+        launch = self._order[self._next]
+        self._next += 1
+        return lambda: self._carry(launch)
+
+    def _next_task(self) -> Callable[[], None] | None:
+        if not self._tasks:
+            return None
+        _, _, work, promise = heapq.heappop(self._tasks)
+        return lambda: self._do(work, promise)
 
     def _carry(self, launch: Launch) -> None:
         try:
@@ -197,8 +214,8 @@ class Threads:
             unit.grads = []
             self._keep(unit.exchanged)
             due, unit.waiting = unit.waiting, []
-        for work, promise in due:
-            self._do(work, promise)
+            for work, promise in due:
+                self._due(unit, work, promise)
 
     def _do(self, work: Callable[[], None], promise: Promise) -> None:
         work()

@@ -78,6 +78,7 @@ class Handle:
         self._op: Op | None = None
         self._got: Any = None
         self._answer: Any = None
+        self.sent_bytes = 0
         self.done = False
         self._step(None)
 
@@ -110,7 +111,9 @@ class Handle:
             self._answer, self.done = end.value, True
             self._op, self._got, self._works = None, None, []
             return
-        self._link.count(op_bytes(self._op, self._link.place.world))
+        size = op_bytes(self._op, self._link.place.world)
+        self.sent_bytes += size
+        self._link.count(size)
         self._issue(self._op)
 
     def _issue(self, op: Op) -> None:

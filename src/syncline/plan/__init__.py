@@ -1,9 +1,38 @@
-"""The plan: which gradients travel together, with which codec and exchange, in which order; see docs/plan.md."""
+"""The plan: which gradients travel together, with which codec and exchange, in which order; see docs/plan.md.
 
+And the planner, which finds it from measured costs; see docs/planner.md.
+"""
+
+from syncline.plan.costs import CodecCost, Costs, Curve, Link, load_costs
 from syncline.plan.default import default_plan
 from syncline.plan.file import load, save
 from syncline.plan.order import greedy_order
+from syncline.plan.planner import ALWAYS, Choice, Weighed, reorder, search
+from syncline.plan.predict import predict, scenario
+from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 
-__all__ = ["Plan", "Shape", "Unit", "default_plan", "greedy_order", "load", "save"]
+__all__ = [
+    "ALWAYS",
+    "NOISE",
+    "Choice",
+    "CodecCost",
+    "Costs",
+    "Curve",
+    "Link",
+    "Plan",
+    "Shape",
+    "Unit",
+    "Weighed",
+    "default_plan",
+    "greedy_order",
+    "load",
+    "load_costs",
+    "predict",
+    "reorder",
+    "save",
+    "scenario",
+    "search",
+    "within",
+]

@@ -41,7 +41,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Seconds of codec work for a gradient of so many values: before the wire, between rounds, after."""
+    """Seconds of codec work for a gradient of so many values: before the wire, between rounds in all, after.
+
+    Measured over the codec's default exchange; over an all-gather, `decode` holds the payloads of all ranks.
+    """
 
     encode: Curve = field(default_factory=Curve)
     between: Curve = field(default_factory=Curve)
@@ -77,6 +80,14 @@ class Costs:
     lanes: int = 4
     contention: float = 0.0
     """What a second of codec work takes from compute that runs beside it."""
+
+    def __post_init__(self) -> None:
+        times = (self.forward, self.backward, self.data, self.tail, self.link.latency)
+        if self.world < 1 or not self.link.bytes_per_s > 0 or not min(times) >= 0:
+            raise UsageError(
+                f"world={self.world}, bytes_per_s={self.link.bytes_per_s}, a time of {min(times)} s: use 1 or more,"
+                " more than 0, and 0 or more"
+            )
 
     def to_json(self) -> str:
         """As text, for a run folder."""

@@ -1,28 +1,40 @@
 """The planner: of many plans, the one whose simulated step is shortest. It may well answer: do not compress.
 
-For every codec that is allowed it weighs groupings and partitions, orders launches greedily by measured times and then
-moves units in the order; then it tries other codecs unit by unit, beginning with SeCoPa's rule (compress where encode,
-fewer bytes and decode together take less than the bytes as they are).
+For every codec that is allowed it weighs groupings, parts and exchanges, and searches for the best launch order of
+those that look best; then it tries other codecs unit by unit. All work is counted, none is timed: the same costs give
+the same plan on every rank. See docs/planner.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from syncline import codecs, exchange
-from syncline.plan.costs import CodecCost, Costs
-from syncline.plan.default import default_plan
-from syncline.plan.order import greedy_order
-from syncline.plan.predict import predict, scenario
+from syncline.errors import UsageError
+from syncline.plan.arrange import SLACK, arrange, greedily
+from syncline.plan.candidates import cut, exchanged, groupings, plans, renumbered, wire_of
+from syncline.plan.costs import Costs
+from syncline.plan.mixing import mixed, ruled, secopa
+from syncline.plan.predict import built, predict, scenario
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
-from syncline.sim import Scenario, simulate
+from syncline.sim import simulate
 
-GROUPS = (1 << 18, 1 << 20, 4 << 20)
-PARTS = (2 << 20, 8 << 20, 1 << 40)
+__all__ = ["ALWAYS", "WORTH", "Choice", "Weighed", "reorder", "search", "secopa"]
+
 ALWAYS = ("none", "bf16")
 """Candidates that are always weighed."""
 WORTH = 0.03
 """A lossier choice must be predicted to be faster by more than this share."""
+ANY = 1e-3
+"""By less than this share nothing is faster."""
+QUICK, LONG = 6_000, 40_000
+"""Launches that may be simulated to order a plan: one of many, and the one that is chosen."""
+LOOKED = 3
+"""Of a codec's plans, so many are ordered with care."""
+FAR = 1.3
+"""A codec whose best plan in greedy order takes so many times the least of all will not be chosen."""
+GROUPS, PARTS = (1 << 18, 1 << 20, 4 << 20), (2 << 20, 8 << 20, 1 << 40)
+"""Sizes for a quick look at `default_plan`s, as a sweep takes."""
+_greedy = greedily
 
 
 @dataclass(frozen=True)
@@ -36,175 +48,140 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Choice:
-    """The planner's answer: the plan, what it predicts, the best plan of every kind that it weighed, and why."""
+    """The planner's answer: the plan, what it predicts, and why."""
 
     plan: Plan
     step: float
     bound: float
     alternatives: tuple[Weighed, ...]
+    """The best plan of every codec that was weighed, and the best mixture, fastest first."""
     why: str
 
 
-def search(shapes: Sequence[Shape], costs: Costs, *, allowed: Sequence[str] = (), mix: bool = True) -> Choice:
-    """The best plan under these costs. `allowed` are lossy codecs that may be chosen, best quality first."""
-    names = list(dict.fromkeys([*ALWAYS, *allowed]))
-    best = [_best_of(shapes, costs, name) for name in names]
+def search(
+    shapes: Sequence[Shape],
+    costs: Costs,
+    *,
+    allowed: Sequence[str] = (),
+    mix: bool = True,
+    always: Sequence[str] = ALWAYS,
+) -> Choice:
+    """The best plan under these costs.
+
+    `allowed` are lossy codecs that may be chosen, best quality first; `always` are weighed before them. To plan for one
+    codec alone: `search(shapes, costs, allowed=["powersgd(rank=64)"], always=(), mix=False)`.
+    """
+    names = list(dict.fromkeys(built(name).text for name in (*always, *allowed)))
+    if not names:
+        raise UsageError("no codec to weigh: name one in allowed, or leave always as it is")
+    units = groupings(shapes)
+    looked = {name: _looked(units, shapes, costs, name) for name in names}
+    least = min(found[0][0] for found in looked.values())
+    best = [_best_of(found, shapes, costs, name, far=found[0][0] > FAR * least) for name, found in looked.items()]
     chosen = best[0]
     for candidate in best[1:]:
         if candidate.step < chosen.step * (1 - WORTH):
             chosen = candidate
+    weighed = {entry.name: entry for entry in best}
     if mix and len(names) > 1:
-        mixed = _mix(chosen, shapes, costs, names)
-        best.append(mixed)
-        if mixed.step < chosen.step * (1 - WORTH):
-            chosen = mixed
+        # With nothing lossier than what is chosen, then with everything.
+        for limit in sorted({names.index(chosen.name) + 1, len(names)} - {1}):
+            found = _mixture(chosen, shapes, costs, names[:limit])
+            if found.name not in weighed or found.step < weighed[found.name].step:
+                weighed[found.name] = found
+            worth = WORTH if _rank(found, names) > _rank(chosen, names) else ANY
+            if found.step < chosen.step * (1 - worth):
+                chosen = found
+    chosen = _better(chosen, shapes, costs, launches=LONG)
+    weighed[chosen.name] = chosen
     plan = replace(chosen.plan, about={"predicted_ms": round(chosen.step * 1e3, 3), "chosen": chosen.name})
+    plan.check(shapes, world=costs.world)
     outcome = predict(plan, shapes, costs)
-    return Choice(plan, chosen.step, outcome.bound, tuple(best), _why(chosen, best, costs, outcome.wire))
+    alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
+    return Choice(plan, chosen.step, outcome.bound, alternatives, _why(chosen, alternatives, costs, outcome.wire))
 
 
-def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Weighed:
+def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, launches: int = LONG) -> Weighed:
     """The same units in the best order that is found."""
-    base = scenario(plan, shapes, costs)
-    start = list(range(len(base.jobs)))
-    greedy = _greedy(base)
-    orders = [start, greedy, _by_ready(base), *_deferred(base, greedy)]
-    steps = [(simulate(base.ordered(order)).step, n) for n, order in enumerate(orders)]
-    step, at = min(steps)
-    order, step = _improve(base, orders[at], step)
-    return Weighed("", replace(plan, order=tuple(plan.order[i] for i in order)), step)
+    order, step = arrange(scenario(plan, shapes, costs), launches=launches, steady=launches >= LONG)
+    return Weighed("", replace(plan, order=renumbered([plan.order[i] for i in order])), step)
 
 
-def secopa(unit: Unit, shapes: Sequence[Shape], costs: Costs, codec: str) -> tuple[float, float]:
-    """SeCoPa's two times of a unit by itself: as it is, and compressed with `codec`."""
-    mine = [shape for shape in shapes if shape.name in unit.parameters]
-    values = sum(shape.values for shape in mine)
-
-    def alone(name: str) -> float:
-        carrier = exchange.build(exchange.legal(name)[0])
-        built = codecs.build(name)
-        sent = sum(built.wire_bytes(shape.shape, shape.dtype, costs.world, carrier) for shape in mine)
-        cost = costs.codecs.get(name, CodecCost())
-        rounds = len(built.rounds(mine[0].shape))
-        codec_s = cost.encode(values) + cost.between(values) * (rounds - 1) + cost.decode(values)
-        return rounds * costs.link.latency + sent / costs.link.bytes_per_s + codec_s
-
-    return alone("none"), alone(codec)
+def _looked(
+    units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str
+) -> list[tuple[float, int, Plan]]:
+    """Every plan with this codec for all, in greedy order: its step, a number, the plan; the fastest first."""
+    by_name = {shape.name: shape for shape in shapes}
+    looked: list[tuple[float, int, Plan]] = []
+    for grouping in units:
+        for plan in plans(grouping, by_name, costs, codec):
+            base = scenario(plan, shapes, costs)
+            looked.append((simulate(base.ordered(greedily(base))).step, len(looked), plan))
+    return sorted(looked)
 
 
-def _best_of(shapes: Sequence[Shape], costs: Costs, codec: str) -> Weighed:
-    plans: dict[str, Plan] = {}
-    for group in GROUPS:
-        for part in PARTS:
-            plan = default_plan(shapes, compress=codec, group_bytes=group, part_bytes=part)
-            plans.setdefault(plan.hash, plan)
-    # A quick look at all of them, a long one at the best two.
-    quick = sorted(
-        ((predict(_greedily(plan, shapes, costs), shapes, costs).step, h) for h, plan in plans.items()),
-    )
-    best = min((reorder(plans[h], shapes, costs) for _, h in quick[:2]), key=lambda w: w.step)
-    return replace(best, name=codec)
+def _best_of(
+    looked: Sequence[tuple[float, int, Plan]], shapes: Sequence[Shape], costs: Costs, codec: str, *, far: bool
+) -> Weighed:
+    """The fastest ones in their best order. `far`: this codec will not be chosen, so with less care."""
+    tried = [plan for _, _, plan in looked[: 1 if far else LOOKED]]
+    ordered = [reorder(plan, shapes, costs, launches=QUICK // 4 if far else QUICK) for plan in tried]
+    return replace(min(ordered, key=lambda entry: entry.step), name=codec)
 
 
-def _mix(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str]) -> Weighed:
-    """Other codecs for single units: first by SeCoPa's rule, then the largest units one by one."""
-    units = list(chosen.plan.units)
+def _better(entry: Weighed, shapes: Sequence[Shape], costs: Costs, *, launches: int) -> Weighed:
+    """More or fewer parts for the largest units, and the best order of what comes out."""
+    by_name = {shape.name: shape for shape in shapes}
+    largest = sorted(entry.plan.units, key=lambda u: (-wire_of(u, by_name, costs), u.name))[:4]
+    for name in [unit.name for unit in largest]:
+        unit = next(u for u in entry.plan.units if u.name == name)
+        for count in dict.fromkeys((unit.partitions * 2, max(1, unit.partitions // 2))):
+            parts = cut(unit, by_name, count)
+            if parts == unit.partitions:
+                continue
+            trial = exchanged(entry.plan, {name: replace(unit, partitions=parts)})
+            found = reorder(trial, shapes, costs, launches=launches // 12)
+            if found.step < entry.step * (1 - ANY):
+                entry = replace(found, name=entry.name)
+    found = reorder(entry.plan, shapes, costs, launches=launches)
+    return replace(found, name=entry.name) if found.step < entry.step * (1 + SLACK) else entry
+
+
+def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str]) -> Weighed:
+    """The chosen plan with other codecs for some units: by SeCoPa's rule, then one by one."""
     plan, step = chosen.plan, chosen.step
-    for at in sorted(range(len(units)), key=lambda i: -_values(units[i], shapes))[:12]:
-        for name in names:
-            if name == units[at].codec or units[at].partitions > 1:
-                continue
-            plain, packed = secopa(units[at], shapes, costs, name)
-            if name != "none" and packed >= plain:
-                continue
-            trial = [*units]
-            trial[at] = replace(units[at], codec=name, exchange=exchange.legal(name)[0])
-            candidate = replace(plan, units=tuple(trial))
-            found = predict(candidate, shapes, costs).step
-            if found < step * (1 - WORTH / 3):
-                units, plan, step = trial, candidate, found
-    better = reorder(plan, shapes, costs)
-    return replace(better, name="mixed") if better.step < step else Weighed("mixed", plan, step)
+    ordered = reorder(ruled(plan, shapes, costs, names), shapes, costs, launches=QUICK)
+    if ordered.step < step:
+        plan, step = ordered.plan, ordered.step
+    plan, step = mixed(plan, step, shapes, costs, names)
+    found = reorder(plan, shapes, costs, launches=QUICK)
+    if found.step < step:
+        plan, step = found.plan, found.step
+    used = {unit.codec for unit in plan.units}
+    return Weighed("mixed" if len(used) > 1 else used.pop(), plan, step)
 
 
-def _values(unit: Unit, shapes: Sequence[Shape]) -> int:
-    wanted = set(unit.parameters)
-    return sum(shape.values for shape in shapes if shape.name in wanted)
+def _rank(entry: Weighed, names: Sequence[str]) -> int:
+    """The place in quality of the lossiest codec of a plan."""
+    return max(names.index(unit.codec) for unit in entry.plan.units)
 
 
-def _greedily(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Plan:
-    order = _greedy(scenario(plan, shapes, costs))
-    return replace(plan, order=tuple(plan.order[i] for i in order))
-
-
-def _ready_times(base: Scenario) -> list[float]:
-    ends, now = [0.0] * len(base.layers), 0.0
-    for at in range(len(base.layers) - 1, -1, -1):
-        now += base.layers[at].backward
-        ends[at] = now
-    return [ends[job.ready] for job in base.jobs]
-
-
-def _needs(base: Scenario) -> list[int]:
-    first = {unit: at for at, layer in enumerate(base.layers) for unit in layer.needs}
-    return [first.get(job.unit, len(base.layers)) for job in base.jobs]
-
-
-def _greedy(base: Scenario) -> list[int]:
-    wire = [sum(one.wire + one.latency for one in job.rounds) for job in base.jobs]
-    return greedy_order(_ready_times(base), wire, _needs(base))
-
-
-def _by_ready(base: Scenario) -> list[int]:
-    ready = _ready_times(base)
-    return sorted(range(len(base.jobs)), key=lambda i: (ready[i], -_needs(base)[i]))
-
-
-def _deferred(base: Scenario, order: Sequence[int]) -> Iterator[list[int]]:
-    """First in, first out but for the k units that are needed last: those go after everything else."""
-    fifo, needs = _by_ready(base), _needs(base)
-    late = sorted({needs[i] for i in fifo}, reverse=True)
-    for count in range(1, min(6, len(late))):
-        last = set(late[:count])
-        yield [i for i in fifo if needs[i] not in last] + sorted(
-            (i for i in fifo if needs[i] in last), key=lambda i: needs[i]
-        )
-
-
-def _improve(base: Scenario, order: list[int], step: float, *, rounds: int = 2) -> tuple[list[int], float]:
-    """Move one unit's launches to other places as long as that helps."""
-    units = sorted({job.unit for job in base.jobs}, key=lambda u: -_wire_of(base, u))[:16]
-    for _ in range(rounds):
-        before = step
-        for unit in units:
-            mine = [i for i in order if base.jobs[i].unit == unit]
-            rest = [i for i in order if base.jobs[i].unit != unit]
-            stride = max(1, len(rest) // 12)
-            for at in [*range(0, len(rest), stride), len(rest)]:
-                trial = rest[:at] + mine + rest[at:]
-                found = simulate(base.ordered(trial)).step
-                if found < step * (1 - 1e-6):
-                    order, step = trial, found
-        if step > before * (1 - 1e-3):
-            break
-    return order, step
-
-
-def _wire_of(base: Scenario, unit: int) -> float:
-    return sum(one.wire for job in base.jobs if job.unit == unit for one in job.rounds)
-
-
-def _why(chosen: Weighed, best: Sequence[Weighed], costs: Costs, wire: float) -> str:
-    dense = best[0]
+def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, wire: float) -> str:
     compute = costs.data + costs.forward + costs.backward + costs.tail
+    others = [entry for entry in weighed if entry.name != chosen.name]
+    dense = next((entry for entry in others if entry.name == "none"), None)
+    parts = [f"{chosen.name}: {_ms(chosen.step)} a step"]
     if chosen.name == "none":
-        lossy = min(best[1:], key=lambda w: w.step, default=None)
-        saved = "" if lossy is None else f" ({lossy.name} would take {lossy.step * 1e3:.1f} ms)"
-        return (
-            f"do not compress: dense is predicted at {dense.step * 1e3:.1f} ms a step, of which {compute * 1e3:.1f} ms"
-            f" is compute{saved}"
-        )
-    return (
-        f"{chosen.name}: {chosen.step * 1e3:.1f} ms a step against {dense.step * 1e3:.1f} ms dense;"
-        f" compute {compute * 1e3:.1f} ms, wire {wire * 1e3:.1f} ms"
-    )
+        parts = [f"do not compress: dense is predicted at {_ms(chosen.step)} a step"]
+    elif dense is not None:
+        parts[0] += f" against {_ms(dense.step)} dense"
+    runner_up = next((entry for entry in others if entry is not dense), None)
+    if runner_up is not None:
+        faster = ", too little gained for what it loses" if runner_up.step < chosen.step else ""
+        parts.append(f"next best {runner_up.name} with {_ms(runner_up.step)}{faster}")
+    parts.append(f"compute {_ms(compute)}, wire {_ms(wire)}")
+    return "; ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

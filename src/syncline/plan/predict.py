@@ -1,19 +1,32 @@
 """A plan and cost curves as a scenario of the simulator: what would a step take?"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from syncline import codecs, exchange
 from syncline.codecs.build import LATE
-from syncline.plan.costs import CodecCost, Costs
+from syncline.plan.costs import CodecCost, Costs, Curve
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Job, Layer, Outcome, Round, Scenario, simulate
 
 # As the engine groups tensors within a unit.
 _SMALL = 16384
+# Trying a codec out takes a millisecond: parts of more values than this send in proportion to one of so many.
+_LARGE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch of a unit puts on the wire: for each round how many messages, and what the busiest rank sends."""
+
+    cells: int
+    """How many times the codec runs in it."""
+    messages: tuple[float, ...]
+    sent: tuple[float, ...]
 
 
 def predict(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, spans: bool = False) -> Outcome:
@@ -24,14 +37,13 @@ def predict(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, spans: bool = 
 def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
     """Layers lie between the first uses of the plan's units; launches cost what their codec and bytes cost."""
     by_name = {shape.name: shape for shape in shapes}
-    layers, ready, index = _layers(plan.units, costs)
-    made = {unit.name: _jobs(unit, by_name, costs, index[unit.name], ready[unit.name]) for unit in plan.units}
-    jobs = tuple(made[name] for name, _ in plan.order)
-    values = [sum(by_name[name].values for name in unit.parameters) for unit in plan.units]
+    layers, ready = _layers(plan.units, costs)
+    index = {unit.name: at for at, unit in enumerate(plan.units)}
+    made = {u.name: job(u, by_name, costs, index=index[u.name], ready=ready[u.name]) for u in plan.units}
     return Scenario(
         layers=layers,
-        jobs=jobs,
-        update=tuple(costs.update(v) for v in values),
+        jobs=tuple(made[name] for name, _ in plan.order),
+        update=tuple(costs.update(sum(by_name[name].values for name in unit.parameters)) for unit in plan.units),
         data=costs.data,
         tail=costs.tail,
         lanes=costs.lanes,
@@ -39,53 +51,104 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
     )
 
 
-def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dict[str, int], dict[str, int]]:
+def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dict[str, int]]:
+    """A layer between one unit's first use and the next's; and after which layer's backward each unit is ready.
+
+    The backward pass may complete units in another order than the reverse of their use, so its layers are cut by the
+    sorted times of completion, whichever unit these are of.
+    """
+    touched = {u.name: min(costs.forward, min(costs.touched.get(p, 0.0) for p in u.parameters)) for u in units}
+    complete = {
+        u.name: min(costs.backward, max(costs.complete.get(p, costs.backward) for p in u.parameters)) for u in units
+    }
     index = {unit.name: at for at, unit in enumerate(units)}
-    touched = {u.name: min(costs.touched.get(p, 0.0) for p in u.parameters) for u in units}
-    complete = {u.name: max(costs.complete.get(p, costs.backward) for p in u.parameters) for u in units}
-    order = sorted(units, key=lambda u: (touched[u.name], index[u.name]))
-    # The backward pass visits layers in reverse: what is complete later than a layer before it ends that one.
-    ends, latest = [0.0] * len(order), 0.0
-    for at in range(len(order) - 1, -1, -1):
-        latest = max(latest, complete[order[at].name])
-        ends[at] = latest
-    layers, ready = [Layer("start", min(costs.forward, touched[order[0].name]), 0.0)], {}
-    layers[0] = Layer("start", layers[0].forward, max(0.0, costs.backward - ends[0]))
-    for at, unit in enumerate(order):
-        begin = min(costs.forward, touched[unit.name])
-        until = min(costs.forward, touched[order[at + 1].name]) if at + 1 < len(order) else costs.forward
-        before = ends[at + 1] if at + 1 < len(order) else 0.0
-        layers.append(Layer(unit.name, max(0.0, until - begin), max(0.0, ends[at] - before), (index[unit.name],)))
-        ready[unit.name] = len(layers) - 1
-    return tuple(layers), ready, index
+    used = sorted(index, key=lambda name: (touched[name], index[name]))
+    ended = sorted(index, key=lambda name: (-complete[name], index[name]))
+    starts = [*(touched[name] for name in used), costs.forward]
+    ends = [costs.backward, *(complete[name] for name in ended), 0.0]
+    layers = [Layer("start", starts[0], ends[0] - ends[1])] + [
+        Layer(name, starts[at + 1] - starts[at], ends[at + 1] - ends[at + 2], (index[name],))
+        for at, name in enumerate(used)
+    ]
+    return tuple(layers), {name: at for at, name in enumerate(ended, start=1)}
 
 
-def _jobs(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, index: int, ready: int) -> Job:
-    """One part of the unit: they are all alike."""
-    members = tuple((name, shapes[name].shape) for name in unit.parameters)
-    dtype = shapes[unit.parameters[0]].dtype
-    sent = _bytes(unit.codec, unit.exchange, members, dtype, unit.partitions, costs.world)
-    values = sum(shapes[name].values for name in unit.parameters) / unit.partitions
-    cost = costs.codecs.get(unit.codec, CodecCost())
-    rounds = tuple(Round(costs.link.latency, size / costs.link.bytes_per_s) for size in sent)
-    return Job(index, ready, cost.encode(values), rounds, cost.between(values), cost.decode(values))
+def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0, ready: int = 0) -> Job:
+    """One part of a unit (they are all alike) as the simulator sees it."""
+    members = [shapes[name] for name in unit.parameters]
+    sizes = tuple(shape.shape for shape in members)
+    one = launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, costs.world)
+    values = sum(shape.values for shape in members) / unit.partitions
+    cost = cost_of(unit.codec, costs)
+    encode, between, decode = (_seconds(line, values, one.cells) for line in (cost.encode, cost.between, cost.decode))
+    halves, between = 1, between if len(one.sent) > 1 else 0.0
+    if len(one.sent) and _merges(unit.codec, unit.exchange):
+        # The curves are those of an all-gather, where a rank decodes every rank's payload. Here it sends its shards,
+        # decodes and merges a share of every payload, encodes the merged share, and decodes the whole once.
+        halves = 2
+        single, share = decode / costs.world, 1 / costs.world
+        between += len(one.sent) * (single * (1 - share) + _seconds(cost.encode, values * share, one.cells))
+        decode = single
+    rounds = tuple(
+        Round(costs.link.latency * messages, size / halves / costs.link.bytes_per_s)
+        for messages, size in zip(one.messages, one.sent, strict=True)
+        for _ in range(halves)
+    )
+    return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
+
+
+def cost_of(codec: str, costs: Costs) -> CodecCost:
+    """The measured cost of a codec, whichever way its spec is written; nothing for one that was not measured."""
+    found = costs.codecs.get(codec)
+    if found is None:
+        found = next((cost for text, cost in costs.codecs.items() if built(text).text == built(codec).text), None)
+    return found or CodecCost()
+
+
+@lru_cache(maxsize=1024)
+def built(codec: str) -> codecs.Codec:
+    """`codecs.build`, which tries a codec out and takes milliseconds, once for each spec."""
+    return codecs.build(codec)
+
+
+@lru_cache(maxsize=1024)
+def carriers(codec: str, world: int) -> tuple[str, ...]:
+    """The exchanges worth weighing: the default; and sharded, if payloads do not add and it sends less."""
+    legal = exchange.legal(built(codec))
+    both = legal[0] == "allgather" and "sharded" in legal and world > 2
+    return (legal[0], "sharded") if both else (legal[0],)
+
+
+def _merges(codec: str, carrier: str) -> bool:
+    return carrier == "sharded" and carriers(codec, 2)[0] == "allgather"
+
+
+def _seconds(line: Curve, values: float, times: int) -> float:
+    """`values` in so many runs of the codec, each with the curve's fixed part."""
+    return line(values) + line.fixed * (times - 1) if values else 0.0
 
 
 @lru_cache(maxsize=65536)
-def _bytes(
-    codec: str, carrier: str, members: tuple[tuple[str, tuple[int, ...]], ...], dtype: torch.dtype, parts: int,
-    world: int,
-) -> tuple[float, ...]:  # fmt: skip
-    """What the busiest rank sends in each round of one launch, the mean of two late steps."""
-    built, link = codecs.build(codec), exchange.build(carrier)
+def launch(
+    codec: str, carrier: str, sizes: tuple[tuple[int, ...], ...], dtype: torch.dtype, parts: int, world: int
+) -> Launch:
+    """What one launch of tensors of these sizes sends, in `parts` parts: the mean of two late steps."""
+    coded, link, scale = built(codec), exchange.build(carrier), 1.0
     if parts == 1:
-        names, shapes = [n for n, _ in members], [s for _, s in members]
-        packed = [batch.shape for batch in codecs.batches(built, names, shapes, small=_SMALL)]
+        packed = [batch.shape for batch in codecs.batches(coded, [""] * len(sizes), sizes, small=_SMALL)]
     else:
-        packed = [(sum(torch.Size(s).numel() for _, s in members) // parts,)]
-    totals: dict[int, float] = {}
+        values = sum(torch.Size(size).numel() for size in sizes) // parts
+        packed, scale = [(min(values, _LARGE),)], max(1.0, values / _LARGE)
+    sent: dict[int, float] = {}
+    messages: dict[int, float] = {}
     for step in (LATE, LATE + 1):
+        fused: set[tuple[int, object]] = set()
         for shape in packed:
-            for number, one in enumerate(built.rounds(shape, dtype, step=step, packed=True)):
-                totals[number] = totals.get(number, 0.0) + max(link.sent_bytes(one, world)) / 2
-    return tuple(totals[number] for number in sorted(totals))
+            for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True)):
+                sent[number] = sent.get(number, 0.0) + max(link.sent_bytes(one, world)) / 2 * scale
+                # Payloads that add up and are written alike travel as one message.
+                alone = not one.adds or (number, one.coder) not in fused
+                messages[number] = messages.get(number, 0.0) + alone / 2
+                fused.add((number, one.coder))
+    order = sorted(sent)
+    return Launch(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))

@@ -4,6 +4,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ BLOCKED = "blocked"
 """The name of `wait` spans in which the training thread stood still; they are cut out of its compute spans."""
 
 
+_CHUNK = 1024
 _TRAINING = frozenset({"data", "forward", "backward", "update"})
 
 
@@ -101,7 +103,7 @@ class Recorder:
         return _cut_blocked(
             [
                 Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
-                for lane, name, unit, step, start, end, size in (*self._rows, *self._steps)
+                for lane, name, unit, step, start, end, size in (*list(self._rows), *list(self._steps))
             ]
         )
 
@@ -109,9 +111,7 @@ class Recorder:
         """Nanoseconds by lane of every step from `first_step` on, for log lines; reads from the end backwards."""
         spans: list[Span] = []
         for rows in (self._rows, self._steps):
-            for lane, name, unit, step, start, end, _ in reversed(rows):
-                if step < first_step:
-                    break
+            for lane, name, unit, step, start, end, _ in _from_the_end(rows, first_step):
                 begin, finish = self._times(start, end)
                 spans.append(Span(self.rank, lane, name, unit, step, begin, finish))
         totals: dict[int, dict[str, int]] = {}
@@ -148,6 +148,16 @@ class Timed:
     ) -> None:
         end = self.recorder.mark(self.lane)
         self.recorder.add(self.lane, self.name, self.start, end, unit=self.unit, bytes=self.bytes)
+
+
+def _from_the_end(rows: deque[_Row] | list[_Row], first_step: int) -> list[_Row]:
+    """The rows from a step on, newest first. Workers file spans of the step before meanwhile: a copy is looked at."""
+    size = _CHUNK
+    while True:
+        newest = list(islice(reversed(rows), size))
+        if len(newest) < size or all(row[3] < first_step for row in newest[size // 2 :]):
+            return [row for row in newest if row[3] >= first_step]
+        size *= 4
 
 
 def _cut_blocked(spans: list[Span]) -> list[Span]:

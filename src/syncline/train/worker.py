@@ -24,6 +24,7 @@ from syncline.train.sampler import Sampler
 from syncline.train.snapshot import Snapshots
 from syncline.train.strategies import Context, Strategy, load
 from syncline.train.strategies.base import total_bytes
+from syncline.train.strategies.syncline import keep_plans
 from syncline.train.wire import read_counters
 from syncline.train.workload import Workload, build, load_optimizer
 
@@ -153,6 +154,8 @@ def _train(
             cut_logs(folder, rank=context.rank, workers=assignment.workers, after=assignment.first_step)
             record["earlier_ms"], record["resumed_at"] = list(begun.step_ms), begun.resumed_at
         outcome = loop.run(begun)
+        if context.rank == 0:
+            keep_plans(synchronisers, folder, strategy=assignment.strategy)
     record["losses"], record["epochs"], record["accuracy"] = outcome.losses, outcome.epochs, outcome.accuracy
     record["wire"] = None if outcome.wire is None else asdict(outcome.wire)
 

@@ -1,4 +1,4 @@
-"""`syncline`, `syncline(powersgd(rank=4) | bf16)`: the engine, dense or with a codec in the parentheses."""
+"""`syncline`, `syncline(powersgd(rank=4) | bf16)`, `syncline(auto)`: the engine, dense, with a codec, or planned."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
+from syncline.engine.auto import allowed_codecs
 from syncline.errors import UsageError
+from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text
+from syncline.report.results import write_text
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
 
@@ -32,14 +35,40 @@ class _Attached(Synchroniser):
         self.sync.close()
 
 
+def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy: str) -> None:
+    """Leave the plans in use, and what they were made from, in the strategy's folder; a second phase's as `plan-2`."""
+    attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
+    for number, sync in enumerate(attached, start=1):
+        plan_file, costs, shapes = (folder / _numbered(name, number) for name in (PLAN, COSTS, SHAPES))
+        plan.save(sync.plan, plan_file)
+        auto = getattr(sync, "auto", None)  # one rank alone has nothing to plan
+        # Where the codec was given, the others were not measured: there is nothing to choose from later.
+        if auto is not None and auto.allowed is not None and auto.costs is not None:
+            text = shapes_text(sync.shapes, strategy=strategy, device=sync.device.type, planned_at=auto.planned_at[-1])
+            write_text(text, shapes)
+            write_text(auto.costs.to_json(), costs)
+
+
+def _numbered(name: str, number: int) -> str:
+    stem, _, kind = name.partition(".")
+    return name if number == 1 else f"{stem}-{number}.{kind}"
+
+
 @strategy("syncline")
 class Syncline(Strategy):
     """`attach`: hides behind backward and next forward. `compress` a codec, `carrier` an exchange, `file` a plan."""
 
-    def __init__(self, compress: Any = None, carrier: Any = None, file: str = "", sentinel: int = 100) -> None:
-        self.codec = codecs.build(_text(compress) or "none")
+    def __init__(
+        self, compress: Any = None, carrier: Any = None, file: str = "", sentinel: int = 100, workers: int = 3
+    ) -> None:
+        self.auto = allowed_codecs(_text(compress)) is not None
+        self.compress = _text(compress) or "none"
+        # What auto will choose is not known: dense stands for it.
+        self.codec = codecs.build("none" if self.auto else self.compress)
         self.carrier = exchange.check(self.codec, _text(carrier) or exchange.legal(self.codec)[0])
-        self.plan, self.sentinel = file, sentinel
+        self.plan, self.sentinel, self.workers = file, sentinel, workers
+        if workers < 1:
+            raise UsageError(f"workers is {workers}: launches in flight at once, 1 or more")
         if sentinel < 0:
             raise UsageError(f"sentinel is {sentinel}: a number of steps, 0 for never")
         if file:
@@ -49,11 +78,15 @@ class Syncline(Strategy):
         self.formula = (
             "2(N-1)/N*S" if str(self.codec) == "none" and self.carrier.text == "allreduce" else "the codec's bytes"
         )
+        if self.auto:
+            self.formula = "2(N-1)/N*S at most"
 
     def attach(
         self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
     ) -> Synchroniser:
         chosen: dict[str, Any] = {"compress": str(self.codec), "exchange": str(self.carrier)}
+        if self.auto:
+            chosen = {"compress": self.compress}
         if self.plan:
             chosen = {"plan": Path(self.plan)}
         sync = attach(
@@ -62,6 +95,7 @@ class Syncline(Strategy):
             process_group=context.group,
             recorder=context.recorder,
             sentinel=self.sentinel,
+            workers=self.workers,
             **chosen,
         )
         return _Attached(module, context, sync)

@@ -1,0 +1,258 @@
+"""The launch order: starts that are known to be good, then moves that the simulator approves of.
+
+One wire, gradients that become ready at some time and are due at some time: on a single machine that is the problem of
+least maximal lateness with release dates. So the first tool is Carlier's: order greedily, find what the training thread
+waited for, hold back what got in its way, and order again. Then single moves, those first that concern a wait.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, groupby
+
+from syncline.plan.order import greedy_order
+from syncline.sim import Outcome, Round, Scenario, simulate
+
+ENOUGH = 1e-3
+"""An order is good enough when its step is within this share of the bound."""
+SLACK = 0.01
+"""An order may be slower by this share if it suffers less when measurements are a little off."""
+OFF = 1.1
+"""By what factor they may be off."""
+_LEAST = 1e-6
+_HELD = 24
+_STARTS = 6
+_STEADY = 32
+
+
+def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[list[int], float]:
+    """The best order of the scenario's jobs that is found, and its step.
+
+    `launches`: how many jobs may be simulated in all. Work is counted and not timed, so all ranks come to one order.
+    `steady`: of orders that are about as good, the one that is best on a slower wire and with slower compute, too.
+    """
+    if not base.jobs:
+        return [], simulate(base).step
+    trials = _Trials(base, launches)
+    begun = sorted((trials(order).step, n, order) for n, order in enumerate(_starts(trials)))
+    kept: list[tuple[float, list[int]]] = []
+    for step, _, order in begun:
+        if all(trials.key(order) != trials.key(other) for _, other in kept):
+            kept.append((step, order))
+    best_step, best = kept[0]
+    for step, order in kept[:2]:
+        order, step = _descend(trials, order, step)
+        if step < best_step:
+            best, best_step = order, step
+    rng = random.Random(0)
+    while trials.left > 0 and not trials.enough(best_step):
+        trial = _shaken(best, base, rng)
+        order, step = _descend(trials, trial, trials(trial).step)
+        if step < best_step * (1 - _LEAST):
+            best, best_step = order, step
+    return _steadiest(trials, best_step) if steady else (best, best_step)
+
+
+def _steadiest(trials: "_Trials", best: float) -> tuple[list[int], float]:
+    """A best order may lean on a coincidence of times that no real step has."""
+    good = sorted(
+        (told.step, n, order) for n, (told, order) in enumerate(trials.seen()) if told.step <= best * (1 + SLACK)
+    )
+    worse = [_slower(trials.base, wire=OFF), _slower(trials.base, compute=OFF)]
+
+    def felt(entry: tuple[float, int, list[int]]) -> tuple[float, float]:
+        return entry[0] + sum(simulate(one.ordered(entry[2])).step for one in worse), entry[0]
+
+    step, _, order = min(good[:_STEADY], key=felt)
+    return order, step
+
+
+def _slower(base: Scenario, *, wire: float = 1.0, compute: float = 1.0) -> Scenario:
+    return base.with_(
+        layers=tuple(replace(a, forward=a.forward * compute, backward=a.backward * compute) for a in base.layers),
+        jobs=tuple(replace(j, rounds=tuple(Round(r.latency, r.wire * wire) for r in j.rounds)) for j in base.jobs),
+    )
+
+
+def greedily(base: Scenario) -> list[int]:
+    """Of what is ready, first what is needed first."""
+    return greedy_order(ready_times(base), _wire(base), need_of(base))
+
+
+def ready_times(base: Scenario) -> list[float]:
+    """When each job could be on the wire, from the start of the backward pass."""
+    ends, now = [0.0] * len(base.layers), 0.0
+    for at in range(len(base.layers) - 1, -1, -1):
+        now += base.layers[at].backward
+        ends[at] = now
+    return [ends[job.ready] + job.encode for job in base.jobs]
+
+
+def need_of(base: Scenario) -> list[int]:
+    """The layer before which the training thread waits for each job's unit."""
+    first = {unit: at for at, layer in enumerate(base.layers) for unit in layer.needs}
+    return [first.get(job.unit, len(base.layers)) for job in base.jobs]
+
+
+def _wire(base: Scenario) -> list[float]:
+    return [sum(one.wire + one.latency for one in job.rounds) for job in base.jobs]
+
+
+class _Trials:
+    """Simulations of one scenario in other orders, each made once, until the allowance is spent."""
+
+    def __init__(self, base: Scenario, launches: int) -> None:
+        self.base, self.left = base, launches
+        self.ready, self.wire, self.need = ready_times(base), _wire(base), need_of(base)
+        # Parts of a unit are alike: orders that differ in them alone are one.
+        first: dict[object, int] = {}
+        self._kind = [first.setdefault(job, at) for at, job in enumerate(base.jobs)]
+        self._seen: dict[tuple[int, ...], tuple[Outcome, list[int]]] = {}
+        self.bound = max(base.compute, base.wire)
+
+    def key(self, order: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._kind[i] for i in order)
+
+    def __call__(self, order: Sequence[int]) -> Outcome:
+        key = self.key(order)
+        if key not in self._seen:
+            self.left -= len(key) + 10
+            self._seen[key] = simulate(self.base.ordered(order)), list(order)
+        else:
+            self.left -= 1
+        return self._seen[key][0]
+
+    def seen(self) -> list[tuple[Outcome, list[int]]]:
+        return list(self._seen.values())
+
+    def enough(self, step: float) -> bool:
+        return step <= self.bound * (1 + ENOUGH)
+
+
+def _starts(trials: _Trials) -> Iterator[list[int]]:
+    base, ready, need = trials.base, trials.ready, trials.need
+    everything = range(len(base.jobs))
+    yield list(everything)
+    yield from _carlier(trials)
+    fifo = sorted(everything, key=lambda i: (ready[i], -need[i]))
+    yield fifo
+    late = sorted(set(need), reverse=True)
+    for count in range(1, min(_STARTS, len(late))):
+        last = set(late[:count])
+        yield [i for i in fifo if need[i] not in last] + _by_need([i for i in fifo if need[i] in last], need)
+    yield _by_need(fifo, need)
+    sizes: dict[int, float] = {}
+    for i in everything:
+        sizes[need[i]] = sizes.get(need[i], 0.0) + trials.wire[i]
+    for large in sorted(sizes, key=lambda n: -sizes[n])[:_STARTS]:
+        yield [i for i in fifo if need[i] != large] + [i for i in fifo if need[i] == large]
+
+
+def _by_need(order: Sequence[int], need: Sequence[int]) -> list[int]:
+    return sorted(order, key=lambda i: need[i])
+
+
+def _carlier(trials: _Trials) -> Iterator[list[int]]:
+    """Greedy orders, each holding back until later what got in the way in the one before."""
+    ready, need = list(trials.ready), trials.need
+    for _ in range(_HELD):
+        order = greedy_order(ready, trials.wire, need)
+        yield order
+        outcome = trials(order)
+        if not outcome.waits or trials.enough(outcome.step) or trials.left <= 0:
+            return
+        # The last wait is the one up to which all lateness has added up.
+        place = _last_place(order, trials.base, outcome.waits[-1].unit)
+        if place is None:
+            return
+        urgent = need[order[place]]
+        before = [at for at in range(place) if need[order[at]] > urgent]
+        if not before:
+            return
+        after = [order[at] for at in range(before[-1] + 1, place + 1)]
+        ready[order[before[-1]]] = max(ready[i] for i in after) + _LEAST * trials.bound
+
+
+def _last_place(order: Sequence[int], base: Scenario, unit: int) -> int | None:
+    return max((at for at, i in enumerate(order) if base.jobs[i].unit == unit), default=None)
+
+
+def _descend(trials: _Trials, order: list[int], step: float) -> tuple[list[int], float]:
+    """Take the first move that helps, and look again, until none does or the allowance is spent."""
+    found = True
+    while found and trials.left > 0 and not trials.enough(step):
+        found = False
+        for trial in _moves(trials, order):
+            told = trials(trial).step
+            if told < step * (1 - _LEAST):
+                order, step, found = trial, told, True
+                break
+            if trials.left <= 0:
+                break
+    return order, step
+
+
+def _moves(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
+    yield from _for_waits(trials, order)
+    blocks = _blocks(order, trials.base)
+    sizes = [sum(trials.wire[i] for i in block) for block in blocks]
+    by_size = sorted(range(len(blocks)), key=lambda b: -sizes[b])
+    for width in (1, 2, 3):  # a block, then runs of blocks
+        for b in by_size[: 16 if width == 1 else 8]:
+            run = [i for block in blocks[b : b + width] for i in block]
+            rest = blocks[:b] + blocks[b + width :]
+            for at in _spread(len(rest) + 1, 12):
+                if at != b:
+                    yield _flat(rest[:at]) + run + _flat(rest[at:])
+    for a, b in combinations(sorted(by_size[:10]), 2):
+        swapped = list(blocks)
+        swapped[a], swapped[b] = blocks[b], blocks[a]
+        yield _flat(swapped)
+
+
+def _for_waits(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
+    """What was waited for goes earlier, or what went before it and is needed later goes after it."""
+    need, wire = trials.need, trials.wire
+    for wait in sorted(trials(order).waits, key=lambda w: -w.seconds)[:3]:
+        place = _last_place(order, trials.base, wait.unit)
+        if place is None:
+            continue
+        urgent = need[order[place]]
+        head, tail = order[: place + 1], order[place + 1 :]
+        blocks = _blocks(head, trials.base)
+        later = [b for b, block in enumerate(blocks) if need[block[0]] > urgent]
+        for b in sorted(later, key=lambda b: -sum(wire[i] for i in blocks[b]))[:8]:
+            for kept in sorted({0, len(blocks[b]) // 2}):
+                moved = blocks[b][kept:]
+                rest = _flat(blocks[:b]) + blocks[b][:kept] + _flat(blocks[b + 1 :])
+                yield rest + moved + tail
+                yield rest + _by_need(moved + tail, need)
+        mine = [i for i in head if trials.base.jobs[i].unit == wait.unit]
+        others = [i for i in head if trials.base.jobs[i].unit != wait.unit]
+        for at in _spread(len(others), 12):
+            yield others[:at] + mine + others[at:] + tail
+
+
+def _blocks(order: Sequence[int], base: Scenario) -> list[list[int]]:
+    """Runs of jobs of one unit."""
+    return [list(block) for _, block in groupby(order, key=lambda i: base.jobs[i].unit)]
+
+
+def _flat(blocks: Sequence[Sequence[int]]) -> list[int]:
+    return [i for block in blocks for i in block]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many of range(count), evenly, the ends among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
+
+
+def _shaken(order: Sequence[int], base: Scenario, rng: random.Random) -> list[int]:
+    """Three blocks somewhere else."""
+    blocks = _blocks(order, base)
+    for _ in range(3):
+        block = blocks.pop(rng.randrange(len(blocks)))
+        blocks.insert(rng.randint(0, len(blocks)), block)
+    return _flat(blocks)

@@ -1,0 +1,72 @@
+"""What a run under `syncline(auto)` leaves for later questions: `plan.toml`, `costs.json`, `shapes.json`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syncline.errors import UsageError
+from syncline.plan.costs import Costs, load_costs
+from syncline.plan.file import load
+from syncline.plan.table import Plan
+from syncline.plan.unit import Shape
+
+VERSION = 1
+PLAN, COSTS, SHAPES = "plan.toml", "costs.json", "shapes.json"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A job as it was measured, and the plan in use at its end."""
+
+    shapes: tuple[Shape, ...]
+    costs: Costs
+    plan: Plan
+    strategy: str
+    device: str
+    planned_at: int
+    """Steps that were over when the plan came into use."""
+
+
+def shapes_text(shapes: Sequence[Shape], *, strategy: str, device: str, planned_at: int) -> str:
+    """`shapes.json`: what cost curves do not say of their job."""
+    rows = [[s.name, list(s.shape), str(s.dtype).removeprefix("torch.")] for s in shapes]
+    facts = {"version": VERSION, "strategy": strategy, "device": device, "planned_at": planned_at}
+    return json.dumps({**facts, "shapes": rows}, indent=1) + "\n"
+
+
+def load_recorded(folder: Path) -> Recorded:
+    """What a run left in its strategy's folder."""
+    costs, plan = load_costs(folder / COSTS), load(folder / PLAN)
+    file = folder / SHAPES
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        if table["version"] != VERSION:
+            raise UsageError(
+                f"{file} is not of version {VERSION}: run syncline train --strategy 'syncline(auto)' again"
+            )
+        shapes = tuple(Shape(str(name), tuple(map(int, dims)), _dtype(dtype)) for name, dims, dtype in table["shapes"])
+        facts: tuple[Any, ...] = (str(table["strategy"]), str(table["device"]), int(table["planned_at"]))
+    except OSError as error:
+        raise UsageError(f"cannot read {file}, which belongs to {COSTS}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{file} does not hold a model's parameters: {error!r}") from None
+    if costs.world < 2:
+        raise UsageError(f"{folder / COSTS} was measured on {costs.world} rank: run on 2 or more")
+    try:
+        plan.check(shapes)
+    except UsageError as error:
+        raise UsageError(f"{folder / PLAN} and {file} are not of one run: {error}") from None
+    return Recorded(shapes, costs, plan, *facts)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"'{name}' is not a dtype")
+    return found

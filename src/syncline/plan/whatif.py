@@ -1,0 +1,239 @@
+"""What if: the costs measured on one network, taken to another one. Pure.
+
+Closed forms (`sim.Network`) say by which factor an exchange's latencies and bytes grow from the recorded number of
+ranks, so 10,000 ranks take no longer than two. What a rank computes stays the same, and so does its batch.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from syncline.errors import UsageError
+from syncline.plan.arrange import arrange, greedily
+from syncline.plan.candidates import groupings, plans, renumbered
+from syncline.plan.costs import CodecCost, Costs, Curve, Link
+from syncline.plan.default import default_plan
+from syncline.plan.planner import ALWAYS, QUICK, WORTH, Choice, Weighed, search
+from syncline.plan.predict import built, carriers, scenario
+from syncline.plan.table import Plan
+from syncline.plan.unit import Fact, Shape, Unit
+from syncline.sim import Network, Outcome, Round, Scenario, simulate
+
+COUNTED, STAND_IN = 16, 8
+"""Up to so many ranks what a rank sends is counted by the planner itself; beyond, counted among a few and scaled."""
+GROUPS = (1 << 18, 1 << 20, 16 << 20)
+"""Groupings that a sweep tries."""
+LAUNCHES = 100
+"""A sweep leaves plans of more launches out, unless a model's units are more already."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Another network: so many ranks, each with a link of so many bytes a second as a collective sees it."""
+
+    ranks: int
+    bytes_per_s: float
+    tree: bool = False
+    """Latencies grow as a tree is deep, with log2(n); else as a ring is long, with n-1."""
+    latency: float = 1.0
+    """The share of the measured latency that is left: 0 on an infinite network."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2 or not self.bytes_per_s > 0:
+            raise UsageError(f"{self.ranks} ranks at {self.bytes_per_s:g} bytes/s: use 2 or more, and more than 0")
+
+
+def recorded(costs: Costs, *, tree: bool = False) -> Setting:
+    """The network on which the costs were measured."""
+    return Setting(costs.world, costs.link.bytes_per_s, tree)
+
+
+def infinite(setting: Setting) -> Setting:
+    """As many ranks on a network that takes no time."""
+    return replace(setting, bytes_per_s=math.inf, latency=0.0)
+
+
+def at(costs: Costs, setting: Setting) -> Costs:
+    """The costs as they would be measured there."""
+    form = Network(1.0, 1.0, tree=setting.tree)
+    hops = form.round("allreduce", 1.0, setting.ranks).latency / form.round("allreduce", 1.0, costs.world).latency
+    more = setting.ranks / costs.world
+    return replace(
+        costs,
+        world=setting.ranks,
+        link=Link(costs.link.latency * hops * setting.latency, setting.bytes_per_s),
+        codecs={name: _decoding(name, cost, more) for name, cost in costs.codecs.items()},
+    )
+
+
+def outcome(plan: Plan, shapes: Sequence[Shape], costs: Costs, setting: Setting) -> Outcome:
+    """What the simulator says of this very plan there."""
+    return simulate(_scenario(plan, shapes, at(costs, setting)))
+
+
+def choose(
+    shapes: Sequence[Shape], costs: Costs, setting: Setting, *, allowed: Sequence[str] = (), only: str | None = None
+) -> Choice:
+    """The planner's answer there. `only`: the best plan with this one codec; dense and bf16 are still weighed."""
+    there = at(costs, setting)
+    if setting.ranks > COUNTED:
+        made = _large(shapes, there, list(allowed) if only is None else [only])
+    elif only is None:
+        made = search(shapes, there, allowed=allowed)
+    else:
+        extra = [name for name in (only,) if name not in ALWAYS]
+        made = search(shapes, there, allowed=extra, mix=False)
+    if only is None:
+        return made
+    text = built(only).text
+    mine = next(weighed for weighed in made.alternatives if weighed.name == text)
+    dense = next(weighed for weighed in made.alternatives if weighed.name == "none")
+    return Choice(
+        plan=replace(mine.plan, about=_about(mine)),
+        step=mine.step,
+        bound=outcome(mine.plan, shapes, costs, setting).bound,
+        alternatives=made.alternatives,
+        why=f"{text} was asked for: {mine.step * 1e3:.1f} ms a step against {dense.step * 1e3:.1f} ms dense",
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Predicted steps, in seconds, at one number of ranks and one link; `codec` is the best of the compressed."""
+
+    ranks: int
+    bytes_per_s: float
+    dense: float
+    bf16: float
+    compressed: float
+    codec: str
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the best compressed step is than the better of dense and bf16."""
+        return min(self.dense, self.bf16) / self.compressed
+
+    @property
+    def pays(self) -> bool:
+        """Whether the planner would say that compression beyond bf16 is worth it."""
+        return self.gain > 1 / (1 - WORTH)
+
+
+def sweep(
+    shapes: Sequence[Shape], costs: Costs, settings: Iterable[Setting], *, compressed: Sequence[str]
+) -> list[Cell]:
+    """A cell for each setting: for each codec some groupings, exchanges and cuts in greedy order, no longer search."""
+    if not compressed:
+        raise UsageError("no compressed codec was measured: run syncline train --strategy 'syncline(auto(int8))' first")
+    units = list(dict.fromkeys(default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS))
+    cells = []
+    for setting in settings:
+        there = at(costs, setting)
+        best = {name: _quick(units, shapes, there, name) for name in dict.fromkeys([*ALWAYS, *compressed])}
+        codec = min(compressed, key=lambda name: best[name])
+        cells.append(Cell(setting.ranks, setting.bytes_per_s, best["none"], best["bf16"], best[codec], codec))
+    return cells
+
+
+def stops_paying(cells: Sequence[Cell]) -> Mapping[int, float | None]:
+    """By ranks: the bytes a second from which on compression does not pay, between cells by interpolation.
+
+    0 if it pays in none of these cells, None if it still does in the one with the fastest links.
+    """
+    found: dict[int, float | None] = {}
+    for ranks in sorted({cell.ranks for cell in cells}):
+        row = sorted((cell for cell in cells if cell.ranks == ranks), key=lambda cell: -cell.bytes_per_s)
+        last = next((n for n, cell in enumerate(row) if cell.pays), None)
+        found[ranks] = 0.0 if last is None else _between(row[last], row[last - 1]) if last else None
+    return found
+
+
+def _large(shapes: Sequence[Shape], costs: Costs, allowed: Sequence[str]) -> Choice:
+    """As `search`, without mixtures: bytes are scaled from a few ranks."""
+    names = list(dict.fromkeys(built(name).text for name in (*ALWAYS, *allowed)))
+    units = groupings(shapes)
+    best = [_longer(units, shapes, costs, name) for name in names]
+    chosen = best[0]
+    for entry in best[1:]:
+        chosen = entry if entry.step < chosen.step * (1 - WORTH) else chosen
+    told = simulate(_scenario(chosen.plan, shapes, costs))
+    dense = f" against {best[0].step * 1e3:.1f} ms dense" if chosen is not best[0] else ""
+    said = "do not compress: dense" if chosen is best[0] else chosen.name
+    why = (
+        f"{said}: {chosen.step * 1e3:.1f} ms a step{dense};"
+        f" compute {told.compute * 1e3:.1f} ms, wire {told.wire * 1e3:.1f} ms"
+    )
+    ordered = tuple(sorted(best, key=lambda entry: entry.step))
+    return Choice(replace(chosen.plan, about=_about(chosen)), chosen.step, told.bound, ordered, why)
+
+
+def _about(entry: Weighed) -> dict[str, Fact]:
+    return {"predicted_ms": round(entry.step * 1e3, 3), "chosen": entry.name}
+
+
+def _longer(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str) -> Weighed:
+    looked: list[tuple[float, int, Plan, Scenario]] = []
+    for plan in _tried(units, shapes, costs, codec):
+        base = _scenario(plan, shapes, costs)
+        looked.append((simulate(base.ordered(greedily(base))).step, len(looked), plan, base))
+    _, _, plan, base = min(looked, key=lambda entry: entry[:2])
+    order, step = arrange(base, launches=QUICK)
+    return Weighed(codec, replace(plan, order=renumbered([plan.order[i] for i in order])), step)
+
+
+def _quick(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str) -> float:
+    steps = []
+    for plan in _tried(units, shapes, costs, codec):
+        if len(plan.order) > max(LAUNCHES, len(plan.units)):
+            continue
+        base = _scenario(plan, shapes, costs)
+        steps.append(simulate(base.ordered(greedily(base))).step)
+    return min(steps)
+
+
+def _tried(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str) -> Iterator[Plan]:
+    by_name = {shape.name: shape for shape in shapes}
+    for grouping in units:
+        yield from plans(grouping, by_name, _counted(costs), codec)
+
+
+def _counted(costs: Costs) -> Costs:
+    """The same where every rank's bytes can be counted; decoding is brought to fewer payloads."""
+    if costs.world <= COUNTED:
+        return costs
+    fewer = STAND_IN / costs.world
+    codecs = {name: _decoding(name, cost, fewer) for name, cost in costs.codecs.items()}
+    return replace(costs, world=STAND_IN, codecs=codecs)
+
+
+def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
+    """`predict.scenario` for any number of ranks: each launch's bytes grow as those of its own exchange do."""
+    few = _counted(costs)
+    base = scenario(plan, shapes, few)
+    if few is costs:
+        return base
+    form = Network(0.0, 1.0)
+    units = {unit.name: unit for unit in plan.units}
+    jobs = []
+    for (name, _), job in zip(plan.order, base.jobs, strict=True):
+        unit = units[name]
+        ranks = costs.world, few.world
+        grown = form.round(unit.exchange, 1.0, ranks[0]).wire / form.round(unit.exchange, 1.0, ranks[1]).wire
+        rounds = tuple(Round(one.latency, one.wire * grown) for one in job.rounds)
+        # Only an all-gather makes every rank decode everybody's payload.
+        decode = job.decode * (costs.world / few.world if unit.exchange == "allgather" else 1.0)
+        jobs.append(replace(job, rounds=rounds, decode=decode))
+    return base.with_(jobs=tuple(jobs))
+
+
+def _decoding(name: str, cost: CodecCost, more: float) -> CodecCost:
+    """Curves are those of the codec's first exchange: in an all-gather every rank decodes everybody's payload."""
+    if more == 1 or carriers(name, 2)[0] != "allgather":
+        return cost
+    return replace(cost, decode=Curve(cost.decode.fixed * more, cost.decode.each * more))
+
+
+def _between(slow: Cell, fast: Cell) -> float:
+    """Where the gain, as a line over the logarithm of the bandwidth, has fallen to what is worth it."""
+    share = (slow.gain - 1 / (1 - WORTH)) / (slow.gain - fast.gain)
+    return math.exp(math.log(slow.bytes_per_s) + share * math.log(fast.bytes_per_s / slow.bytes_per_s))

@@ -1,0 +1,123 @@
+"""`compress="auto"`: profiled, planned and planned again on real ranks, all at the same step."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from equality_cases import mlp
+from torch import nn
+
+import syncline
+from ranks import run_ranks
+from syncline.engine.auto import DRIFT, PROFILED, WARM_UP, WINDOW, Auto, allowed_codecs
+from syncline.errors import UsageError
+from syncline.plan.costs import Link
+
+
+def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options: Any) -> tuple[Any, list[float]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    sync = syncline.attach(model, optimizer, **options)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step * 10 + rank)
+        x = torch.randn(8, 32, generator=generator)
+        loss = (model(x) - x[:, :10]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if before is not None:
+            before(sync, step)
+    sync.wait()
+    return sync, losses
+
+
+def planned(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    plain = mlp()
+    torch.manual_seed(0)
+    chosen = mlp()
+    sync, losses = train(rank, WARM_UP + PROFILED + 14, chosen, compress="auto(int8)")
+    dense, reference = train(rank, WARM_UP + PROFILED + 14, plain)
+    costs = sync.auto.costs
+    found = {
+        "planned_at": sync.auto.planned_at,
+        "hash": sync.plan.hash,
+        "why": sync.auto.choice.why,
+        "codecs": {row.codec for row in sync.plan.units},
+        "weights": [float(v) for p in chosen.parameters() for v in p.detach().flatten()[:50]],
+        "losses": losses,
+        "reference": reference,
+        "touched": dict(costs.touched),
+        "complete": dict(costs.complete),
+        "positive": [costs.forward, costs.backward, costs.link.latency, costs.link.bytes_per_s],
+        "names": [n for n, _ in chosen.named_parameters()],
+    }
+    sync.close()
+    dense.close()
+    return found
+
+
+@pytest.mark.timeout(90)
+def test_auto_profiles_plans_and_trains_on() -> None:
+    ranks = run_ranks(planned, 2, timeout=80)
+    first = ranks[0]
+    for found in ranks:
+        assert found["planned_at"][0] == WARM_UP + PROFILED
+        assert (found["hash"], found["planned_at"], found["why"]) == (first["hash"], first["planned_at"], first["why"])
+        assert found["weights"] == first["weights"], "replicas stay equal"
+        assert found["codecs"] <= {"none", "bf16", "int8"}
+        assert all(value > 0 for value in found["positive"][:2] + found["positive"][3:])
+        assert all(a == pytest.approx(b, rel=0.05) for a, b in zip(found["losses"], found["reference"], strict=True))
+        # The first layer is used first, and its gradient is complete last.
+        names = found["names"]
+        assert found["touched"][names[0]] <= min(found["touched"].values()) + 1e-9
+        assert found["complete"][names[0]] >= found["complete"][names[-2]]
+
+
+def drifting(rank: int, world: int) -> tuple[list[int], int]:
+    torch.manual_seed(0)
+    slow = [0.0]
+
+    class Sleepy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.02 + slow[0])
+            out: torch.Tensor = self.inner(x)
+            return out
+
+    fired = [0]
+
+    def halve(sync: Any, step: int) -> None:
+        # A slower step stands for a slower link, and the probe sees half the bandwidth.
+        if step == WARM_UP + PROFILED + 3 * WINDOW + 3:
+            slow[0], fired[0] = 0.02 * (1 + DRIFT) + 0.02, step
+            real = Auto._link
+            sync.auto._link = lambda: Link(real(sync.auto).latency, real(sync.auto).bytes_per_s / 2)
+
+    sync, _ = train(rank, WARM_UP + PROFILED + 8 * WINDOW, Sleepy(), before=halve, compress="auto(int8)")
+    sync.close()
+    return sync.auto.planned_at, fired[0]
+
+
+@pytest.mark.timeout(110)
+def test_a_drift_makes_all_ranks_plan_again_once_at_the_same_step() -> None:
+    ranks = run_ranks(drifting, 2, timeout=100)
+    (planned_at, fired), (other, _) = ranks
+    assert fired > 0
+    assert planned_at == other
+    assert len(planned_at) == 2, planned_at
+    assert fired < planned_at[1] <= fired + 2 * WINDOW + 1
+
+
+def test_what_auto_takes() -> None:
+    assert allowed_codecs("powersgd(rank=4)") is None
+    assert allowed_codecs("auto(int8, powersgd(rank=4) | bf16)") == ["int8", "powersgd(rank=4) | bf16"]
+    assert allowed_codecs("auto")
+    for text in ("auto(rank=4)", "auto(nothing)"):
+        with pytest.raises(UsageError):
+            allowed_codecs(text)

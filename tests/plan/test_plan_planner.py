@@ -1,0 +1,232 @@
+"""The planner against brute force: every order of small problems, many fixed configurations of known models."""
+
+import random
+import time
+from dataclasses import replace
+from functools import lru_cache
+from itertools import permutations
+
+import pytest
+from cost_cases import CODECS, bert, by_multiplications, costs
+from model_shapes import mlp, resnet50, vgg19
+
+from syncline.errors import UsageError
+from syncline.plan import Choice, Costs, Link, Plan, Shape, default_plan, predict, reorder, scenario, search
+from syncline.plan.arrange import arrange, greedily
+from syncline.plan.candidates import exchanged
+from syncline.plan.mixing import secopa
+from syncline.sim import Job, Layer, Round, Scenario, simulate
+
+POWERSGD = "powersgd(rank=64)"
+LOSSY = ["int8", "terngrad", POWERSGD]
+MODELS = {"vgg19": vgg19(), "resnet50": resnet50()}
+
+
+def small(seed: int, *, units: int, parts: int = 1) -> Scenario:
+    """A random problem: unequal layers, wire from a tenth to three times the compute, one or two rounds."""
+    rng = random.Random(seed)
+    layers = tuple(Layer(f"layer{i}", rng.random() ** 2, 2 * rng.random() ** 2, (i,)) for i in range(units))
+    compute = sum(a.forward + a.backward for a in layers)
+    size = [rng.random() ** 3 + 0.01 for _ in range(units)]
+    scale = rng.choice([0.1, 0.5, 1.0, 1.0, 1.5, 3.0]) * compute / sum(size)
+    codec, latency = rng.choice([0.0, 0.02, 0.1]), rng.choice([0.0, 0.01, 0.1]) * compute / units
+    rounds = rng.choice([1, 2])
+    jobs = []
+    for unit in range(units):
+        count = rng.randint(1, parts)
+        wire = size[unit] * scale / count
+        each = [rng.random() for _ in range(rounds)]
+        sent = tuple(Round(latency, wire * part / sum(each)) for part in each)
+        jobs += [Job(unit, unit, codec * wire, sent, codec * wire, codec * wire)] * count
+    updates = tuple(0.02 * s * scale for s in size)
+    contention = rng.choice([0.0, 0.0, 0.3, 1.0])
+    return Scenario(layers, tuple(reversed(jobs)), updates, data=0.1, lanes=rng.randint(1, 6), contention=contention)
+
+
+def optimum(base: Scenario) -> float:
+    seen: dict[tuple[int, ...], float] = {}
+    for order in permutations(range(len(base.jobs))):
+        kinds = tuple(base.jobs[i].unit for i in order)
+        if kinds not in seen:
+            seen[kinds] = simulate(base.ordered(order)).step
+    return min(seen.values())
+
+
+@pytest.mark.parametrize(("units", "parts", "cases"), [(3, 1, 40), (5, 1, 40), (6, 1, 25), (3, 3, 15)])
+def test_small_problems_within_two_percent_of_the_best_of_all_orders(units: int, parts: int, cases: int) -> None:
+    worst = 0.0
+    for seed in range(cases):
+        base = small(seed, units=units, parts=parts)
+        order, step = arrange(base, launches=10_000)
+        assert step == simulate(base.ordered(order)).step
+        worst = max(worst, step / optimum(base) - 1)
+    assert worst <= 0.02
+
+
+@lru_cache
+def fixed(model: str) -> list[Plan]:
+    """Configurations that a person might try."""
+    plans = [
+        default_plan(MODELS[model], compress=codec, group_bytes=group, part_bytes=part)
+        for codec in ("none", "bf16", *LOSSY)
+        for group in (1 << 18, 1 << 20, 4 << 20, 32 << 20)
+        for part in (1 << 20, 4 << 20, 16 << 20, 1 << 40)
+    ]
+    return list({plan.hash: plan for plan in plans}.values())
+
+
+def known(model: str, compute: float, bytes_per_s: float, **fields: float) -> Costs:
+    shapes = MODELS[model]
+    weights = by_multiplications(shapes) if model == "vgg19" else None
+    return costs(shapes, compute, weights=weights, bytes_per_s=bytes_per_s, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("compute", [0.03, 0.2])
+@pytest.mark.parametrize(
+    ("bytes_per_s", "fields"),
+    [(25e6, {"world": 4}), (119e6, {}), (1.2e9, {"latency": 3e-5}), (119e6, {"contention": 1.0, "slow": 100.0})],
+    ids=["200mbit", "1gbit", "10gbit", "cpu"],
+)
+def test_within_five_percent_of_the_best_fixed_configuration(
+    model: str, compute: float, bytes_per_s: float, fields: dict[str, float]
+) -> None:
+    shapes, measured = MODELS[model], known(model, compute, bytes_per_s, **fields)
+    best = float("inf")
+    for plan in fixed(model):
+        base = scenario(plan, shapes, measured)
+        best = min(best, simulate(base.ordered(greedily(base))).step)
+    choice = search(shapes, measured, allowed=LOSSY)
+    assert choice.step <= 1.05 * best
+    consistent(choice, shapes, measured)
+
+
+def consistent(choice: Choice, shapes: list[Shape], measured: Costs) -> None:
+    assert predict(choice.plan, shapes, measured).step == pytest.approx(choice.step)
+    choice.plan.check(shapes, world=measured.world)
+    steps = [entry.step for entry in choice.alternatives]
+    assert steps == sorted(steps)
+    assert {"none", "bf16", *LOSSY} <= {entry.name for entry in choice.alternatives}
+    for entry in choice.alternatives:
+        assert predict(entry.plan, shapes, measured).step == pytest.approx(entry.step)
+        if entry.name != "mixed":
+            assert {unit.codec for unit in entry.plan.units} == {entry.name}
+
+
+def test_a_fast_network_needs_no_compression() -> None:
+    for model, shapes in MODELS.items():
+        choice = search(shapes, known(model, 0.1, 50e9, latency=1e-5), allowed=LOSSY)
+        assert {unit.codec for unit in choice.plan.units} == {"none"}
+        assert choice.why.startswith("do not compress: dense is predicted at")
+        assert "next best" in choice.why
+
+
+@pytest.mark.parametrize(("compute", "of_bound"), [(0.204, 1.06), (0.0295, 1.04)])
+def test_the_headline(compute: float, of_bound: float) -> None:
+    """VGG19, PowerSGD rank 64, two nodes of 119 MB/s; nothing about VGG is in the planner."""
+    shapes, measured = MODELS["vgg19"], known("vgg19", compute, 119e6)
+    choice = search(shapes, measured, allowed=[POWERSGD], always=(), mix=False)
+    assert {unit.codec for unit in choice.plan.units} == {POWERSGD}
+    assert choice.step <= of_bound * choice.bound
+    assert choice.bound == pytest.approx(max(0.204, compute), rel=0.02)
+    order = [name for name, _ in choice.plan.order]
+    first, fc1 = (order.index(next(u.name for u in choice.plan.units if p in u.parameters))
+                  for p in ("features.0.weight", "classifier.0.weight"))  # fmt: skip
+    if compute > 0.2:
+        # Ready second and needed last but two, it lets nearly everybody pass; by hand it was moved behind conv1.
+        assert fc1 > len(order) * 2 / 3
+        base = scenario(choice.plan, shapes, measured)
+        others = [i for i in range(len(order)) if i != fc1]
+        by_hand = simulate(base.ordered([*others[:first], fc1, *others[first:]]))
+        assert choice.step <= by_hand.step * 1.01
+    # The default grouping, ordered anew, gets there as well.
+    same = reorder(default_plan(shapes, compress=POWERSGD), shapes, measured)
+    assert same.step <= of_bound * choice.bound
+
+
+def test_the_same_costs_give_the_same_plan() -> None:
+    measured = known("resnet50", 0.08, 119e6, world=4)
+    made = [search(MODELS["resnet50"], measured, allowed=LOSSY) for _ in range(2)]
+    assert made[0].plan.hash == made[1].plan.hash
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(("shapes", "most"), [(resnet50(), 3.0), (bert(), 5.0)], ids=["resnet50", "bert"])
+def test_a_search_takes_seconds(shapes: list[Shape], most: float) -> None:
+    measured = costs(shapes, 0.2, world=4)
+    predict(default_plan(shapes, compress="int8"), shapes, measured)  # torch's own first use of meta tensors
+    begin = time.process_time()
+    choice = search(shapes, measured, allowed=["int8", "int4", "terngrad"])
+    assert time.process_time() - begin < most
+    assert choice.step < predict(default_plan(shapes), shapes, measured).step
+
+
+def test_a_lossier_choice_must_be_worth_it() -> None:
+    shapes, free = mlp(), {name: replace(CODECS["none"]) for name in CODECS}
+    for compute in (0.05, 0.055, 0.06, 0.065, 0.07, 0.08, 0.1):
+        measured = replace(costs(shapes, compute, bytes_per_s=119e6), codecs=free)
+        choice = search(shapes, measured, allowed=["int8"])
+        steps = {entry.name: entry.step for entry in choice.alternatives}
+        if choice.plan.about["chosen"] == "none":
+            assert min(steps.values()) >= 0.969 * steps["none"]
+        elif choice.plan.about["chosen"] == "bf16":
+            assert steps["bf16"] < 0.97 * steps["none"]
+            assert steps["int8"] >= 0.969 * steps["bf16"]
+        else:
+            assert choice.step < 0.97 * steps["none"]
+
+
+def test_many_ranks_want_sharded() -> None:
+    shapes = vgg19()
+    for world, carrier in ((2, "allgather"), (8, "sharded")):
+        measured = costs(shapes, 0.05, world=world)
+        choice = search(shapes, measured, allowed=["int8"], always=(), mix=False)
+        assert {unit.exchange for unit in choice.plan.units} == {carrier}
+
+
+def test_secopa_compresses_what_is_large() -> None:
+    shapes = vgg19()
+    measured = costs(shapes, 0.05, latency=1e-4, slow=20.0)
+    plan = default_plan(shapes, compress="none", group_bytes=0, part_bytes=1 << 40)
+    conv1, fc1 = plan.units[0], next(u for u in plan.units if "classifier.0.weight" in u.parameters)
+    plain, packed = secopa(fc1, shapes, measured, POWERSGD)
+    assert packed < plain
+    plain, packed = secopa(conv1, shapes, measured, "int8")
+    assert packed > plain
+
+
+def test_a_mixture_where_one_unit_is_most_of_the_bytes() -> None:
+    """Codecs so slow that compressing everything is as slow as nothing: only the large unit is worth it."""
+    shapes = vgg19()
+    measured = replace(known("vgg19", 0.2, 119e6, slow=60.0), contention=1.0)
+    choice = search(shapes, measured, allowed=[POWERSGD])
+    steps = {entry.name: entry.step for entry in choice.alternatives}
+    assert choice.step <= min(steps.values()) * 1.031
+    plain = search(shapes, measured, allowed=[POWERSGD], mix=False)
+    assert choice.step <= plain.step * 1.001
+
+
+def test_other_parts_stay_in_their_places() -> None:
+    plan = default_plan(vgg19(), part_bytes=64 << 20)
+    large = next(u for u in plan.units if "classifier.0.weight" in u.parameters)
+    assert large.partitions == 7
+    for count in (1, 3, 7, 9):
+        trial = exchanged(plan, {large.name: replace(large, partitions=count)})
+        trial.check(vgg19())
+        others = [part for part in trial.order if part[0] != large.name]
+        assert others == [part for part in plan.order if part[0] != large.name]
+        assert trial.order.index((large.name, 0)) == plan.order.index((large.name, 0))
+
+
+def test_an_infinite_network_and_a_single_rank() -> None:
+    shapes = mlp()
+    for measured in (replace(costs(shapes, 0.01), link=Link(0.0, float("inf"))), costs(shapes, 0.01, world=1)):
+        choice = search(shapes, measured, allowed=["int8"])
+        assert choice.plan.about["chosen"] == "none"
+
+
+def test_nothing_to_plan_is_an_error() -> None:
+    with pytest.raises(UsageError, match="nothing to train"):
+        search([], costs(mlp(), 0.01))
+    with pytest.raises(UsageError, match="no codec to weigh"):
+        search(mlp(), costs(mlp(), 0.01), always=())
