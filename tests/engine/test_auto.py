@@ -40,7 +40,16 @@ def planned(rank: int, world: int) -> dict[str, Any]:
     chosen = mlp()
     sync, losses = train(rank, WARM_UP + PROFILED + 14, chosen, compress="auto(int8)")
     dense, reference = train(rank, WARM_UP + PROFILED + 14, plain)
+    dense.close()
     costs = sync.auto.costs
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    third, _ = train(rank, WARM_UP + PROFILED + 2, plain)
+    assert third.auto.planned_at, "tuned"
+    assert torch.equal(before, torch.get_rng_state()), "probes leave the job's random numbers alone"
+    third.close()
+    torch.set_rng_state(state)
     found = {
         "planned_at": sync.auto.planned_at,
         "hash": sync.plan.hash,
@@ -55,7 +64,6 @@ def planned(rank: int, world: int) -> dict[str, Any]:
         "names": [n for n, _ in chosen.named_parameters()],
     }
     sync.close()
-    dense.close()
     return found
 
 

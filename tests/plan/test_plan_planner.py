@@ -1,10 +1,12 @@
 """The planner against brute force: every order of small problems, many fixed configurations of known models."""
 
 import random
+import re
 import time
 from dataclasses import replace
 from functools import lru_cache
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from cost_cases import CODECS, bert, by_multiplications, costs
@@ -15,6 +17,8 @@ from syncline.plan import Choice, Costs, Link, Plan, Shape, default_plan, predic
 from syncline.plan.arrange import arrange, greedily
 from syncline.plan.candidates import exchanged
 from syncline.plan.mixing import secopa
+from syncline.plan.predict import carriers
+from syncline.plan.regroup import regrouped
 from syncline.sim import Job, Layer, Round, Scenario, simulate
 
 POWERSGD = "powersgd(rank=64)"
@@ -67,8 +71,9 @@ def test_small_problems_within_two_percent_of_the_best_of_all_orders(units: int,
 def fixed(model: str) -> list[Plan]:
     """Configurations that a person might try."""
     plans = [
-        default_plan(MODELS[model], compress=codec, group_bytes=group, part_bytes=part)
+        default_plan(MODELS[model], compress=codec, exchange=carrier, group_bytes=group, part_bytes=part)
         for codec in ("none", "bf16", *LOSSY)
+        for carrier in carriers(codec, 4)
         for group in (1 << 18, 1 << 20, 4 << 20, 32 << 20)
         for part in (1 << 20, 4 << 20, 16 << 20, 1 << 40)
     ]
@@ -81,6 +86,7 @@ def known(model: str, compute: float, bytes_per_s: float, **fields: float) -> Co
     return costs(shapes, compute, weights=weights, bytes_per_s=bytes_per_s, **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("compute", [0.03, 0.2])
 @pytest.mark.parametrize(
@@ -218,6 +224,21 @@ def test_other_parts_stay_in_their_places() -> None:
         assert trial.order.index((large.name, 0)) == plan.order.index((large.name, 0))
 
 
+@pytest.mark.parametrize("part_bytes", [1 << 20, 1 << 40])
+def test_other_groupings_are_plans_of_the_same_model(part_bytes: int) -> None:
+    shapes = resnet50()
+    plan = default_plan(shapes, part_bytes=part_bytes)
+    counts = []
+    for trial in regrouped(plan, {shape.name: shape for shape in shapes}):
+        trial.check(shapes)
+        counts.append(len(trial.units) - len(plan.units))
+        assert [name for unit in trial.units for name in unit.parameters] == [shape.name for shape in shapes]
+        for unit in trial.units:
+            modules = {name.rpartition(".")[0] for name in unit.parameters}
+            assert sum(shape.name.rpartition(".")[0] in modules for shape in shapes) == len(unit.parameters)
+    assert set(counts) == {1, -1}
+
+
 def test_an_infinite_network_and_a_single_rank() -> None:
     shapes = mlp()
     for measured in (replace(costs(shapes, 0.01), link=Link(0.0, float("inf"))), costs(shapes, 0.01, world=1)):
@@ -230,3 +251,10 @@ def test_nothing_to_plan_is_an_error() -> None:
         search([], costs(mlp(), 0.01))
     with pytest.raises(UsageError, match="no codec to weigh"):
         search(mlp(), costs(mlp(), 0.01), always=())
+
+
+def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text()
+    code, output = re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    exec(code, {})
+    assert capsys.readouterr().out == output

@@ -64,6 +64,8 @@ class Auto:
         self._usual: float | None = None
         self._asked: tuple[Any, Tensor] | None = None
         self._last = 0.0
+        self._steps = 0
+        """Counted since attach: a resumed job is measured anew."""
 
     def stepped(self) -> None:
         """A step was counted; all ranks are here at the same one."""
@@ -72,7 +74,8 @@ class Auto:
         if self._last:
             self._times.append(now - self._last)
         self._last = now
-        if self.choice is None and sync.step == WARM_UP:
+        self._steps += 1
+        if self.choice is None and self._steps == WARM_UP:
             sync.wait()
             sync._profile = Profile(sync.device, sync._slots)
         if sync._profile is not None:

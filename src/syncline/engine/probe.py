@@ -49,12 +49,14 @@ def codec_cost(spec: str, shapes: Sequence[tuple[int, ...]], world: int, device:
     codec = codecs.build(spec)
     carrier = exchange.build(exchange.legal(codec)[0])
     points: dict[str, list[tuple[float, float]]] = {"encode": [], "between": [], "decode": []}
+    # Numbers of its own: the job's random state belongs to its dropout.
+    numbers = torch.Generator(device=device).manual_seed(0)
     for shape in shapes:
         values = torch.Size(shape).numel()
         times: list[tuple[float, float, float]] = []
         state: list[dict[str, Tensor]] | None = None
         for _ in range(_REPEATS):
-            grad = torch.randn(shape, device=device) * 1e-2
+            grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
             one, state = _one(codec, carrier, grad, world, device, state)
             times.append(one)
         for key, column in zip(points, zip(*times[1:], strict=True), strict=True):

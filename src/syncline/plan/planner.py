@@ -14,6 +14,7 @@ from syncline.plan.candidates import cut, exchanged, groupings, plans, renumbere
 from syncline.plan.costs import Costs
 from syncline.plan.mixing import mixed, ruled, secopa
 from syncline.plan.predict import built, predict, scenario
+from syncline.plan.regroup import regrouped
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import simulate
@@ -30,6 +31,8 @@ QUICK, LONG = 6_000, 40_000
 """Launches that may be simulated to order a plan: one of many, and the one that is chosen."""
 LOOKED = 3
 """Of a codec's plans, so many are ordered with care."""
+REGROUPED = 6
+"""So many times units are joined or split."""
 FAR = 1.3
 """A codec whose best plan in greedy order takes so many times the least of all will not be chosen."""
 GROUPS, PARTS = (1 << 18, 1 << 20, 4 << 20), (2 << 20, 8 << 20, 1 << 40)
@@ -92,7 +95,7 @@ def search(
             worth = WORTH if _rank(found, names) > _rank(chosen, names) else ANY
             if found.step < chosen.step * (1 - worth):
                 chosen = found
-    chosen = _better(chosen, shapes, costs, launches=LONG)
+    chosen = _better(chosen, shapes, costs)
     weighed[chosen.name] = chosen
     plan = replace(chosen.plan, about={"predicted_ms": round(chosen.step * 1e3, 3), "chosen": chosen.name})
     plan.check(shapes, world=costs.world)
@@ -129,22 +132,34 @@ def _best_of(
     return replace(min(ordered, key=lambda entry: entry.step), name=codec)
 
 
-def _better(entry: Weighed, shapes: Sequence[Shape], costs: Costs, *, launches: int) -> Weighed:
-    """More or fewer parts for the largest units, and the best order of what comes out."""
+def _better(entry: Weighed, shapes: Sequence[Shape], costs: Costs) -> Weighed:
+    """Units joined and split, more or fewer parts for the largest, and the best order of what comes out."""
     by_name = {shape.name: shape for shape in shapes}
+    for _ in range(REGROUPED):
+        tried = [(_quickly(plan, shapes, costs), n, plan) for n, plan in enumerate(regrouped(entry.plan, by_name))]
+        if not tried or min(tried)[0] >= entry.step * (1 + SLACK):
+            break
+        found = reorder(min(tried)[2], shapes, costs, launches=QUICK)
+        if found.step >= entry.step * (1 - ANY):
+            break
+        entry = replace(found, name=entry.name)
     largest = sorted(entry.plan.units, key=lambda u: (-wire_of(u, by_name, costs), u.name))[:4]
-    for name in [unit.name for unit in largest]:
-        unit = next(u for u in entry.plan.units if u.name == name)
+    for unit in largest:
         for count in dict.fromkeys((unit.partitions * 2, max(1, unit.partitions // 2))):
             parts = cut(unit, by_name, count)
             if parts == unit.partitions:
                 continue
-            trial = exchanged(entry.plan, {name: replace(unit, partitions=parts)})
-            found = reorder(trial, shapes, costs, launches=launches // 12)
+            trial = exchanged(entry.plan, {unit.name: replace(unit, partitions=parts)})
+            found = reorder(trial, shapes, costs, launches=QUICK // 2)
             if found.step < entry.step * (1 - ANY):
                 entry = replace(found, name=entry.name)
-    found = reorder(entry.plan, shapes, costs, launches=launches)
+    found = reorder(entry.plan, shapes, costs)
     return replace(found, name=entry.name) if found.step < entry.step * (1 + SLACK) else entry
+
+
+def _quickly(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> float:
+    base = scenario(plan, shapes, costs)
+    return min(simulate(base).step, simulate(base.ordered(greedily(base))).step)
 
 
 def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str]) -> Weighed:

@@ -8,15 +8,18 @@ import torch
 
 from syncline import codecs, exchange
 from syncline.codecs.build import LATE
+from syncline.codecs.build import Round as Sent
 from syncline.plan.costs import CodecCost, Costs, Curve
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
-from syncline.sim import Job, Layer, Outcome, Round, Scenario, simulate
+from syncline.sim import Job, Layer, Network, Outcome, Round, Scenario, simulate
 
 # As the engine groups tensors within a unit.
 _SMALL = 16384
 # Trying a codec out takes a millisecond: parts of more values than this send in proportion to one of so many.
 _LARGE = 1 << 18
+# Where all ranks send alike a closed form tells how much; else the exchange is run for each rank, without data.
+_ALIKE = {"allreduce", "allgather", "sharded", "ring"}
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,17 @@ def launch(
         fused: set[tuple[int, object]] = set()
         for shape in packed:
             for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True)):
-                sent[number] = sent.get(number, 0.0) + max(link.sent_bytes(one, world)) / 2 * scale
+                sent[number] = sent.get(number, 0.0) + _sent(link, one, world) / 2 * scale
                 # Payloads that add up and are written alike travel as one message.
                 alone = not one.adds or (number, one.coder) not in fused
                 messages[number] = messages.get(number, 0.0) + alone / 2
                 fused.add((number, one.coder))
     order = sorted(sent)
     return Launch(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))
+
+
+def _sent(link: exchange.Exchange, one: Sent, world: int) -> float:
+    """Bytes that the busiest rank sends for one communication."""
+    if link.text in _ALIKE:
+        return Network(0.0, 1.0).round(link.text, one.nbytes, world).wire
+    return max(link.sent_bytes(one, world))

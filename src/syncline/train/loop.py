@@ -73,8 +73,8 @@ class Loop:
         outcome = begun or Outcome()
         first_reading: Counters | None = None
         first, total = len(outcome.losses), self.epochs * self.steps
-        # PowerSGD's hook sends its first two gradients dense.
-        first_counted = max(first, min(first + 2, total - 2))
+        warm = max(synchroniser.warm_steps for synchroniser in self.synchronisers)
+        first_counted = max(first, min(first + warm, total - 2))
         with self.log.open("a" if first else "w") as log:
             for epoch in range(first // self.steps, self.epochs):
                 started = time.perf_counter() - outcome.epoch_s

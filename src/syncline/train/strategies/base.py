@@ -45,6 +45,8 @@ class Synchroniser:
 
     optimizer: torch.optim.Optimizer | None = None
     """What the loop steps; None leaves it the optimizer that was given to `attach`."""
+    warm_steps = 2
+    """Steps before the bytes of a step are what they will be: PowerSGD's hook sends its first two gradients dense."""
     settles = False
     """Whether the first backward pass settles something (DDP's buckets) that a resumed run must have settled too."""
 

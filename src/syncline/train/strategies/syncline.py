@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
-from syncline.engine.auto import allowed_codecs
+from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text
 from syncline.report.results import write_text
@@ -18,6 +18,8 @@ from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traf
 
 
 class _Attached(Synchroniser):
+    warm_steps = WARM_UP + PROFILED  # the last of them probes the link
+
     def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
         super().__init__(module, context)
         self.sync = sync
