@@ -20,7 +20,6 @@ SLACK = 0.01
 OFF = 1.1
 """By what factor they may be off."""
 _LEAST = 1e-6
-_GAIN = 1e-3  # of a single move: with smaller ones a descent spends its allowance before it has seen others
 _HELD = 24
 _STARTS = 6
 _STEADY = 32
@@ -185,7 +184,7 @@ def _descend(trials: _Trials, order: list[int], step: float) -> tuple[list[int],
         found = False
         for trial in _moves(trials, order):
             told = trials(trial).step
-            if told < step * (1 - _GAIN):
+            if told < step * (1 - _LEAST):
                 order, step, found = trial, told, True
                 break
             if trials.left <= 0:
