@@ -35,9 +35,6 @@ REGROUPED = 6
 """So many times units are joined or split."""
 FAR = 1.3
 """A codec whose best plan in greedy order takes so many times the least of all will not be chosen."""
-GROUPS, PARTS = (1 << 18, 1 << 20, 4 << 20), (2 << 20, 8 << 20, 1 << 40)
-"""Sizes for a quick look at `default_plan`s, as a sweep takes."""
-_greedy = greedily
 
 
 @dataclass(frozen=True)
