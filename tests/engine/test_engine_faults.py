@@ -313,7 +313,7 @@ def misfits(rank: int, world: int) -> dict[str, Any]:
 
 def test_plans_and_models_that_differ_are_an_error_on_every_rank() -> None:
     done = run_ranks(misfits, 3)
-    options = "attach's seed, sentinel or buffers differ between the ranks: ranks 1, 2 not as rank 0 has it"
+    options = "attach's seed, sentinel, buffers, tune or auto differ between the ranks: ranks 1, 2 not as rank 0 has it"
     for d in done:
         assert d["said"] == {
             "plans": "plans differ between the ranks: rank 1 not as rank 0 has it",

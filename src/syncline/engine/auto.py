@@ -78,12 +78,13 @@ class Auto:
         if self.choice is None and self._steps == WARM_UP:
             sync.wait()
             sync._profile = Profile(sync.device, sync._slots)
-        if sync._profile is not None:
-            self._profiling(sync._profile)
-        elif self._asked is not None:
-            self._hear(*self._asked)
-        elif self.choice is not None and (sync.step - self.planned_at[-1]) % WINDOW == 0:
-            self._ask()
+        with sync.here():
+            if sync._profile is not None:
+                self._profiling(sync._profile)
+            elif self._asked is not None:
+                self._hear(*self._asked)
+            elif self.choice is not None and (sync.step - self.planned_at[-1]) % WINDOW == 0:
+                self._ask()
 
     def _profiling(self, profile: Profile) -> None:
         sync = self._sync
@@ -153,7 +154,7 @@ class Auto:
         sync = self._sync
         begin = sync.recorder.mark("update")
         self.costs = costs
-        if self.allowed is None:
+        if self.allowed is None or sync._sentinel.fell:
             found = reorder(sync.plan, sync.shapes, costs)
             bound = predict(found.plan, sync.shapes, costs).bound
             why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
@@ -184,5 +185,7 @@ class Auto:
         elif abs(now - self._usual) > DRIFT * self._usual:
             assert self.costs is not None
             self._sync.wait()
+            if any(unit.fresh for unit in self._sync._units):
+                return  # another optimizer has still to step: its states would be lost
             with self._sync._watched.communicating("the measurements of auto"):
                 self._plan(replace(self.costs, link=self._link()))

@@ -32,6 +32,9 @@ def steps_by_parts(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return f"{kind.__name__} is not one of torch's: whether it steps each parameter by itself is not known"
+    own = optimizer.__dict__.get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        return f"the step of this {kind.__name__} was replaced by another function"
     if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS looks at all parameters at once"
     if any(group.get("differentiable") for group in optimizer.param_groups):

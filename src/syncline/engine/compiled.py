@@ -87,7 +87,8 @@ class Compiled:
 
     def _compiling(self, *_: Any) -> None:
         """torch is about to trace a frame: it must not see a tensor that waits."""
-        if self._sync._outstanding and not self._sync._open:
+        marked = self._sync._outstanding or self._sync._profile is not None
+        if marked and not self._sync._open:
             self.scan()
             self._sync.wait()
             self.mark.inside = True

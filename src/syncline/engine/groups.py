@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from syncline._compat import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
 
-_free: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
-_free_control: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
+_free: "weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]" = weakref.WeakKeyDictionary()
+_free_control: "weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]" = weakref.WeakKeyDictionary()
 
 
 def parent_group(given: Any) -> dist.ProcessGroup:
@@ -72,13 +72,13 @@ class Groups:
         if self.control is None:
             self.control = self._take(_free_control, "gloo")
         while len(self.rounds) < rounds:
-            self.rounds.append(self._take(_free, None))
+            self.rounds.append(self._take(_free, self._backend()))
 
     def close(self) -> None:
         """Leave the groups to the next engine."""
-        _free.setdefault(self.parent, []).extend(self.rounds)
+        _free.setdefault(self.parent, {}).setdefault(self.timeout, []).extend(self.rounds)
         if self.control is not None:
-            _free_control.setdefault(self.parent, []).append(self.control)
+            _free_control.setdefault(self.parent, {}).setdefault(self.timeout, []).append(self.control)
         self.rounds, self.control = [], None
 
     def cut(self) -> None:
@@ -86,8 +86,12 @@ class Groups:
         for group in self.rounds:
             cut_gloo(group)
 
+    def _backend(self) -> str | None:
+        """The parent's, where it is a group by itself; torch would take the default group's."""
+        return None if self.parent is world_group() else str(dist.get_backend(self.parent))
+
     def _take(self, pool: Any, backend: str | None) -> dist.ProcessGroup:
-        free = pool.setdefault(self.parent, [])
+        free = pool.setdefault(self.parent, {}).setdefault(self.timeout, [])
         if free:
             group: dist.ProcessGroup = free.pop(0)
             return group

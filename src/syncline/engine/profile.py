@@ -33,7 +33,7 @@ class Profile:
     """Marks of some steps. On CUDA they are events on the training stream, read at the end."""
 
     def __init__(self, device: torch.device, slots: Sequence[Slot]) -> None:
-        self._cuda = device.type == "cuda"
+        self._cuda, self._device = device.type == "cuda", device
         self._slots = list(slots)
         self._steps: list[dict[str, Any]] = []
         self._now: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class Profile:
     def table(self) -> list[float]:
         """Seconds: data, forward, backward, update, tail, then first uses and completions by parameter; medians."""
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         rows = [self._row(step) for step in self._steps]
         return [statistics.median(column) for column in zip(*rows, strict=True)]
 
@@ -92,7 +92,7 @@ class Profile:
     def _mark(self) -> Any:
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
             return event
         return time.perf_counter()
 

@@ -43,6 +43,8 @@ class Sentinel:
             raise UsageError(f"sentinel is {sync.sentinel}: use a number of steps, or 0 for never")
         self._sync = sync
         self._falling: set[str] = set()
+        self.fell = False
+        """Whether units were made dense: then nobody may compress them again."""
 
     def due(self, step: int) -> bool:
         """Whether the end of the step with this number (from 1) is looked at."""
@@ -129,11 +131,12 @@ class Sentinel:
     def _fall_back(self) -> None:
         """Replan; a unit whose exchange still waits for the step of another optimizer does so after that."""
         sync = self._sync
+        sync.wait()  # `fresh` is cleared by the thread of updates: before this the ranks may see it differently
         ready = [unit for unit in sync._units if unit.row.name in self._falling and not unit.fresh]
         self._falling &= {unit.row.name for unit in sync._units if unit.fresh}
         if not ready:
             return
-        sync.wait()
+        self.fell = True
         for unit in ready:
             for cell in [cell for launch in unit.launches for cell in launch.cells]:
                 if "error" in cell.state and not norm([cell.state["error"]]).isfinite():

@@ -32,6 +32,7 @@ class Stepper:
         self._originals: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
         self._slots: dict[int, Slot] = {}
         self._rest: list[Any] = []
+        self._strays: list[Tensor] = []
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over an optimizer's `step`."""
@@ -97,12 +98,20 @@ class Stepper:
             if isinstance(optimizer.state, WaitingState):
                 optimizer.state = defaultdict(dict, dict.items(optimizer.state))
         self._originals = []
+        self._let_strays_go()
 
     def wait(self) -> None:
         """Return when what is no unit's has been done."""
         for promise in self._rest:
             promise.wait()
         self._rest = []
+        self._let_strays_go()
+
+    def _let_strays_go(self) -> None:
+        """What the optimizer has and the model has not is marked, too, and nobody else remembers it."""
+        for tensor in self._strays:
+            pending.release(tensor)
+        self._strays = []
 
     def _before_state(self) -> None:
         if self._sync._outstanding and not self._sync._stepping:
@@ -211,8 +220,12 @@ class Stepper:
                 torch.autograd.graph.increment_version(member.parameter)
                 fits = pending.mark(member.parameter, promise) and pending.mark(member.grad, promise)
                 shared = shared or not fits or pending.shares_memory(member.alias, _KNOWN_USERS)
-                if slot is not None:
-                    slot.grad = member.grad
+                if slot is None:
+                    self._strays += [member.parameter, member.grad]
+                    continue
+                if slot.grad is not None and slot.grad is not member.grad:
+                    pending.release(slot.grad)
+                slot.grad = member.grad
             if shared:
                 aliased.append(promise)
         for promise in aliased:

@@ -15,7 +15,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +109,11 @@ class Sync:
         self.sentinel = sentinel
         self._sentinel = Sentinel(self)
         self._stepper = Stepper(self, update)
+        self.auto: Auto | None = None
+        self._profile: Profile | None = None
         if self.world == 1:
             return
         self._syncing = True
-        self._profile: Profile | None = None
         self._held: list[UnitRun] = []
         self.auto = Auto(self, allowed) if allowed is not None or (tune and plan is None) else None
         self._executor: Any = None
@@ -172,7 +173,10 @@ class Sync:
 
     def replan(self, plan: Plan) -> None:
         """Go on with another plan; all ranks call this between the same two steps. State is carried over by name."""
-        plan.check(self.shapes, world=self.world)
+        plan.check(self.shapes, world=max(2, self.world))
+        if self.world == 1:
+            self.plan = plan
+            return
         self.wait()
         with self._watched.communicating("replan"):
             self.groups.agree(plan.hash, "plans")
@@ -247,10 +251,16 @@ class Sync:
             )
             rounds = max(rounds, *(rounds_of(cells)[0] for cells in parts))
         self.groups.open(rounds + 1)
-        self._links = {
-            text: [exchange.connect(text, group) for group in self.groups.rounds[:-1]]
-            for text in {row.exchange for row in self.plan.units}
-        }
+        with self.here():
+            # In one order on every rank: with NCCL, connecting communicates.
+            self._links = {
+                text: [exchange.connect(text, group) for group in self.groups.rounds[:-1]]
+                for text in sorted({row.exchange for row in self.plan.units})
+            }
+
+    def here(self) -> AbstractContextManager[Any]:
+        """The model's device as the current one: a user need not have set it."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _make_executor(self, workers: int) -> Any:
         if self.device.type == "cuda":
@@ -263,8 +273,9 @@ class Sync:
         description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
         self.groups.agree(description, "the models' parameters")
         self.groups.agree(self.plan.hash, "plans")
-        options = f"{self.seed} {self.sentinel} {len(self._buffers)} {self.auto is None}"
-        self.groups.agree(options, "attach's seed, sentinel, buffers or tune")
+        tuned = None if self.auto is None else self.auto.allowed or "order"
+        options = f"{self.seed} {self.sentinel} {len(self._buffers)} {tuned}"
+        self.groups.agree(options, "attach's seed, sentinel, buffers, tune or auto")
 
     def _hook(self, slot: Slot) -> None:
         if slot.hooks or not slot.parameter.requires_grad:
@@ -440,8 +451,11 @@ class Sync:
         self._watched.doing = f"step {self.step}: after backward"
 
     def _send_buffers(self) -> None:
+        # Anew each time, for a module may have put others in their place. Through `data`, with a version of its own: a
+        # graph that is still to run may have saved them.
+        self._buffers = [b for b in self.model.buffers() if b.numel()]
         buffers, group = self._buffers, self.groups.rounds[-1]
-        plain = [b.detach() for b in buffers]
+        plain = [b.data for b in buffers]
 
         def work() -> None:
             begin = self.recorder.mark("exchange")
