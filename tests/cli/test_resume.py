@@ -23,10 +23,7 @@ SGD, ADAMW = "sgd(lr=0.05, momentum=0.9)", "adamw(lr=0.01)"
 # (strategy, workers, optimizer): a new strategy adds a line
 CASES = [
     ("ddp", 3, SGD),
-    ("all-reduce", 2, ADAMW),
-    ("ring", 3, SGD),
     ("server", 2, ADAMW),
-    ("single", 1, ADAMW),
     ("resumable:ErrorFeedback", 2, SGD),
     ("syncline", 3, ADAMW),
     ("syncline(powersgd(rank=2))", 2, SGD),

@@ -88,6 +88,8 @@ class Ddp:
 class Ours:
     """`syncline.attach` over a slow exchange; with 2 and 3 ranks every module is a unit, and large ones are cut."""
 
+    attached = 0
+
     def __init__(self, group: dist.ProcessGroup, exchange: str | None = None) -> None:
         self.cut = dist.get_world_size(group) in (2, 3)
         self.group, self.exchange = group, exchange
@@ -96,7 +98,9 @@ class Ours:
 
     def attach(self, model: nn.Module, optimizers: tuple[Any, ...], unused: bool) -> nn.Module:
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
-        how = {"exchange": self.exchange}
+        # Tuning measures the machine for a while: every fifth will do, and those of two and three ranks without a plan.
+        Ours.attached += 1
+        how: dict[str, Any] = {"exchange": self.exchange, "tune": self.cut or Ours.attached % 5 == 0}
         if self.cut and not hasattr(model, "_orig_mod") and all(p.requires_grad for p in model.parameters()):
             how = {"plan": fine_plan(model, self.exchange)}
         self.syncs[id(model)] = syncline.attach(model, optimizer, process_group=self.group, **how)
