@@ -1,8 +1,8 @@
 """Private, untyped or version-dependent torch API, all of it, so that a torch release is one file to read."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -63,10 +63,19 @@ def group_timeout(group: dist.ProcessGroup | None) -> float:
     return float(options._timeout.total_seconds())
 
 
-def new_group(ranks: Sequence[int], *, timeout: Any, backend: str | None = None) -> dist.ProcessGroup:
-    """A group of these ranks alone, made without the others."""
+def new_group(
+    ranks: Sequence[int], *, timeout: Any, backend: str | None = None, slim: bool = False
+) -> dist.ProcessGroup:  # fmt: skip
+    """A group of these ranks alone, made without the others. `slim`: with NCCL, on as little of a GPU as can be."""
     whole = len(ranks) == dist.get_world_size()
-    return dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not whole)  # type: ignore[no-any-return]
+    options = None
+    if slim:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.config.max_ctas = 1
+    return dist.new_group(  # type: ignore[no-any-return]
+        list(ranks), timeout=timeout, backend=backend, pg_options=options, use_local_synchronization=not whole
+    )
 
 
 def cut_gloo(group: dist.ProcessGroup) -> None:
@@ -115,6 +124,17 @@ def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
 
     callback_handler.register_start_callback(callback)
     return lambda: callback_handler.remove_start_callback(callback)
+
+
+@contextmanager
+def not_compiling() -> Iterator[None]:
+    """Take down the sign that torch.compile is at work: it is the whole process's, and optimizers round by it."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def is_optimized_module(module: Any) -> bool:

@@ -29,6 +29,10 @@ class Command:
             start_new_session=True,
         )
 
+    def running(self):
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
     def finish(self, timeout=100):
         """Wait; `code`, `out`, `err` are set."""
         self.out, self.err = self.process.communicate(timeout=timeout)
@@ -57,14 +61,14 @@ class Command:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                if (
-                    self.mark.encode() in (entry / "environ").read_bytes()
-                    and "Z" not in (entry / "stat").read_text().split(")")[1][:3]
-                ):
+                if self._is_ours(entry) and "Z" not in (entry / "stat").read_text().split(")")[1][:3]:
                     found.append((int(entry.name), (entry / "cmdline").read_bytes()))
             except OSError:
                 continue
         return found
+
+    def _is_ours(self, entry):
+        return self.mark.encode() in (entry / "environ").read_bytes()
 
 
 def run(*args, cwd, timeout=100, **variables):

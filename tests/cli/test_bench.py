@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import run
+from forked import call
 
 from syncline.errors import UsageError
 from syncline.train.strategies import load
@@ -23,7 +23,9 @@ def myhalf(grad, state):
 
 def test_codecs_of_ours_and_of_the_users(tmp_path):
     (tmp_path / "my_codec.py").write_text(OWN)
-    done = run("bench", "codecs", "--codecs", "my_codec:myhalf,int8", "--largest-mb", "0.1", "--out", "b", cwd=tmp_path)
+    done = call(
+        "bench", "codecs", "--codecs", "my_codec:myhalf,int8", "--largest-mb", "0.1", "--out", "b", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     rows = json.loads((tmp_path / "b" / "codecs.json").read_text())["rows"]
     assert [row["codec"] for row in rows] == ["my_codec:myhalf", "int8"]
@@ -35,7 +37,7 @@ def test_codecs_of_ours_and_of_the_users(tmp_path):
 
 def test_convergence_has_a_dense_row_and_curves(tmp_path):
     args = ("--codecs", "int8", "--steps", "3", "--model", "mlp(hidden=16)", "--data", "shapes", "--json", "--out", "b")
-    done = run("bench", "convergence", *args, cwd=tmp_path)
+    done = call("bench", "convergence", *args, cwd=tmp_path)
     assert done.code == 0, done.err
     dense, lossy = json.loads(done.out)["rows"]
     assert dense["codec"] == "none"

@@ -6,7 +6,8 @@ import socket
 import time
 
 import pytest
-from command import Command, results, run
+from command import Command, results
+from forked import Forked, call
 
 SMALL = ("--model", "mlp", "--batch", "8", "--steps", "4", "--nproc", "2", "--set", "train.test_samples=8")
 
@@ -14,7 +15,7 @@ SMALL = ("--model", "mlp", "--batch", "8", "--steps", "4", "--nproc", "2", "--se
 def test_rank_that_raises_ends_all_and_is_named_and_other_strategies_stay(tmp_path):
     args = ("--model", "faulty:raising", "--batch", "8", "--steps", "5", "--nproc", "4", "--out", "run")
     began = time.monotonic()
-    done = run("compare", "--strategies", "single,all-reduce,ddp", *args, cwd=tmp_path)
+    done = call("compare", "--strategies", "single,all-reduce,ddp", *args, cwd=tmp_path)
     assert time.monotonic() - began < 60
     assert done.code == 0, done.err
     assert "crashed on rank 1: ArithmeticError: the model broke on purpose" in done.out
@@ -31,7 +32,7 @@ def test_rank_that_raises_ends_all_and_is_named_and_other_strategies_stay(tmp_pa
 
 def test_rank_that_is_killed_is_named(tmp_path):
     args = ("--model", "faulty:killed(rank=2)", "--batch", "8", "--steps", "5", "--nproc", "4", "--out", "run")
-    done = run("train", "--strategy", "all-reduce", *args, cwd=tmp_path)
+    done = call("train", "--strategy", "all-reduce", *args, cwd=tmp_path)
     assert done.code == 1, "the only run crashed"
     (crash,) = results(tmp_path / "run")["runs"]
     assert crash["error"]["rank"] == 2
@@ -41,7 +42,7 @@ def test_rank_that_is_killed_is_named(tmp_path):
 def test_stuck_rank_ends_at_the_timeout(tmp_path):
     args = ("--model", "faulty:stuck", "--batch", "8", "--steps", "5", "--nproc", "2", "--set", "train.timeout_s=3")
     began = time.monotonic()
-    done = run("train", "--strategy", "all-reduce", *args, "--out", "run", cwd=tmp_path)
+    done = call("train", "--strategy", "all-reduce", *args, "--out", "run", cwd=tmp_path)
     assert done.code == 1
     assert time.monotonic() - began < 40
     (crash,) = results(tmp_path / "run")["runs"]
@@ -50,8 +51,9 @@ def test_stuck_rank_ends_at_the_timeout(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
-    args = ("--model", "faulty:slow", "--batch", "8", "--steps", "40", "--nproc", "2", "--out", "run", "--nodes", "2")
-    command = Command("compare", "--strategies", "single,ddp,ring", *args, cwd=tmp_path)
+    args = ("--model", "faulty:slow(seconds=0.15)", "--batch", "8", "--steps", "12", "--nproc", "2", "--out", "run")
+    make, where = (Forked, ()) if number == signal.SIGHUP else (Command, ("--nodes", "2"))
+    command = make("compare", "--strategies", "single,ddp,ring", *args, *where, cwd=tmp_path)
     command.wait_for("ddp (2 ranks) ...")
     command.wait_for("step 1:")
     os.kill(command.process.pid, number)
@@ -93,13 +95,13 @@ def test_busy_port_is_named(tmp_path):
         busy.listen()
         port = str(busy.getsockname()[1])
         variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = run("train", "--strategy", "ddp", *SMALL[:-4], cwd=tmp_path, **variables)
+        done = call("train", "--strategy", "ddp", *SMALL[:-4], cwd=tmp_path, **variables)
     assert done.code == 2, done.err
     assert f"127.0.0.1:{port} is in use" in done.err
 
 
 def test_half_a_launcher_environment_is_named(tmp_path):
-    done = run("train", *SMALL, cwd=tmp_path, RANK="0", WORLD_SIZE="2")
+    done = call("train", *SMALL, cwd=tmp_path, RANK="0", WORLD_SIZE="2")
     assert done.code == 2
     assert "MASTER_ADDR" in done.err
 
@@ -107,9 +109,9 @@ def test_half_a_launcher_environment_is_named(tmp_path):
 def test_out_that_holds_other_things_is_refused_and_an_earlier_run_is_moved_aside(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
-    done = run("train", *SMALL, "--out", "mine", cwd=tmp_path)
+    done = call("train", *SMALL, "--out", "mine", cwd=tmp_path)
     assert done.code == 2
     assert "holds other things" in done.err
     for _ in range(2):
-        assert run("train", *SMALL, "--out", "run", cwd=tmp_path).code == 0
+        assert call("train", *SMALL, "--out", "run", cwd=tmp_path).code == 0
     assert results(tmp_path / "run")["runs"][0]["loss"] == results(tmp_path / "run.1")["runs"][0]["loss"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command import run
+from forked import call
 
 from syncline.cli.main import main
 from syncline.plan import load
@@ -147,7 +147,7 @@ def test_broken_files_are_named(invoke, tmp_path):
 
 def test_from_end_to_end(tmp_path):
     job = ("--model", "mlp(hidden=64)", "--batch", "16", "--nproc", "2", "--compress", "auto(int8)")
-    done = run("plan", *job, "--out", "plan.toml", "--json", cwd=tmp_path)
+    done = call("plan", *job, "--out", "plan.toml", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["plan"]["hash"] == load(tmp_path / "plan.toml").hash

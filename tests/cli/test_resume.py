@@ -7,13 +7,13 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 
 import pytest
 import torch
-from command import Command, results, run
+from command import results
+from forked import Forked, call, launched
 
 from syncline.cli.main import main
 from syncline.report.results import load
@@ -60,7 +60,7 @@ def _kill_after(command, folder, rows, timeout=60):
     """SIGKILL for the command and all its ranks, once rank 0 has logged so many steps."""
     deadline = time.monotonic() + timeout
     while not list(folder.glob("runs/*/rank0.steps.jsonl")) or len(_rows(folder)) < rows:
-        assert command.process.poll() is None, command.finish().err
+        assert command.running(), command.finish().err
         assert time.monotonic() < deadline
         time.sleep(0.005)
     command.process.kill()
@@ -108,10 +108,10 @@ def _assert_equal(a, b, where="checkpoint"):
         assert a == b, where
 
 
-def _port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def _apart(tmp_path):
+    """Another folder to run in: what is to be killed must not be mistaken."""
+    (tmp_path / "apart").mkdir()
+    return tmp_path / "apart"
 
 
 def _check_resumed(tmp_path, workers, *, lost_after, resumed_at):
@@ -132,40 +132,38 @@ def _check_resumed(tmp_path, workers, *, lost_after, resumed_at):
 @pytest.mark.parametrize(("strategy", "workers", "optimizer"), CASES, ids=[case[0] for case in CASES])
 def test_killed_and_resumed_is_bit_equal_to_uninterrupted(strategy, workers, optimizer, tmp_path):
     arguments, rows = _arguments(strategy, workers, optimizer), random.choice(KILLED_AFTER)
-    killed = Command(*arguments, "--out", "cut", cwd=tmp_path, SYNCLINE_TEST_SLEEP="0.2")
-    whole = Command(*arguments, "--out", "whole", cwd=tmp_path)
+    killed = Forked(*arguments, "--out", "../cut", cwd=_apart(tmp_path), SYNCLINE_TEST_SLEEP="0.15")
+    whole = Forked(*arguments, "--out", "whole", cwd=tmp_path)
     _kill_after(killed, tmp_path / "cut", rows)
     assert whole.finish().code == 0, whole.err
     done, step = len(_rows(tmp_path / "cut")), _newest(tmp_path / "cut")
     assert rows <= done < STEPS * EPOCHS, "killed midway"
     assert step < done, "steps were lost"
     assert results(tmp_path / "cut")["runs"] == []
-    resumed = run("train", "--resume", "cut", cwd=tmp_path)
+    resumed = call("train", "--resume", "cut", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     _check_resumed(tmp_path, workers, lost_after=done, resumed_at=step)
     assert _names(tmp_path / "cut") == ["step-00000012", "step-00000014"], "the newest two are kept"
 
 
-def test_killed_and_resumed_under_torchrun(tmp_path):
-    def launcher():
-        where = ("--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(_port()))
-        return [sys.executable, "-m", "torch.distributed.run", *where, "-m", "syncline"]
-
+def test_ranks_of_a_launcher_are_killed_and_resumed(tmp_path):
     arguments = _arguments("all-reduce", 2, SGD)
-    whole = Command(*arguments, "--out", "whole", cwd=tmp_path)
-    place = arguments.index("--nproc")  # the launcher's business, and its parser would take it for one of its own
-    ranks = (*arguments[:place], *arguments[place + 2 :], "--out", "cut")
-    killed = Command(*ranks, cwd=tmp_path, program=launcher(), SYNCLINE_TEST_SLEEP="0.2")
-    _kill_after(killed, tmp_path / "cut", 6)
+    whole = Forked(*arguments, "--out", "whole", cwd=tmp_path)
+    place = arguments.index("--nproc")  # the launcher's business
+    ranks = (*arguments[:place], *arguments[place + 2 :], "--out", "../cut")
+    killed = launched(*ranks, ranks=2, cwd=_apart(tmp_path), SYNCLINE_TEST_SLEEP="0.15")
+    _kill_after(killed[0], tmp_path / "cut", 6)
+    killed[1].finish()
     assert whole.finish().code == 0, whole.err
     done, step = len(_rows(tmp_path / "cut")), _newest(tmp_path / "cut")
     assert step < done < STEPS * EPOCHS
-    resumed = Command("train", "--resume", "cut", cwd=tmp_path, program=launcher()).finish()
-    assert resumed.code == 0, resumed.err
+    for resumed in launched("train", "--resume", "cut", ranks=2, cwd=tmp_path):
+        assert resumed.finish().code == 0, resumed.err
     assert resumed.left() == []
     _check_resumed(tmp_path, 2, lost_after=done, resumed_at=step)
-    again = Command("train", "--resume", "cut", cwd=tmp_path, program=launcher()).finish()
-    assert again.err.count("is finished: use --epochs 3") == 2, "both ranks say so, and end"
+    for again in launched("train", "--resume", "cut", ranks=2, cwd=tmp_path):
+        assert again.finish().code == 2
+        assert "is finished: use --epochs 3" in again.err, "both ranks say so, and end"
     assert again.left() == []
 
 
@@ -174,7 +172,7 @@ def finished(tmp_path_factory):
     """A finished run of two ranks, with the checkpoints of steps 4 and 7."""
     folder = tmp_path_factory.mktemp("finished")
     arguments = _arguments("resumable:ErrorFeedback", 2, SGD)
-    done = run(*arguments, "--epochs", 1, "--out", "run", cwd=folder)
+    done = call(*arguments, "--epochs", 1, "--out", "run", cwd=folder)
     assert done.code == 0, done.err
     return folder / "run"
 
@@ -204,7 +202,7 @@ def invoke(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_another_world_size_goes_on_with_the_whole_curve(workers, copy, finished, tmp_path):
     where = ("--nproc", workers) if workers > 1 else ("--strategy", "single")
-    done = run("train", "--resume", "run", *where, "--epochs", 2, cwd=tmp_path)
+    done = call("train", "--resume", "run", *where, "--epochs", 2, cwd=tmp_path)
     assert done.code == 0, done.err
     (before,), (entry,) = results(finished)["runs"], load(copy)["runs"]
     assert entry["world_size"] == workers
@@ -240,7 +238,7 @@ def _kill_during_the_write(folder):
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(harm, copy, finished, tmp_path):
     problem = harm(copy)
     (copy / "results.json").unlink()
-    done = run("train", "--resume", "run", cwd=tmp_path)
+    done = call("train", "--resume", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     _assert_equal(_state(copy, STEPS), _state(finished, STEPS))
     assert results(copy)["runs"][0]["loss"] == results(finished)["runs"][0]["loss"]
@@ -253,7 +251,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(harm, copy, fi
 
 def test_a_run_killed_between_its_last_checkpoint_and_its_results_gets_its_results(copy, finished, tmp_path):
     (copy / "results.json").unlink()
-    done = run("train", "--resume", "run", cwd=tmp_path)
+    done = call("train", "--resume", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     (before,), (entry,) = results(finished)["runs"], load(copy)["runs"]
     assert entry["loss"] == before["loss"]
@@ -262,7 +260,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_results_gets_its_resul
 
 
 def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_path):
-    done = run("train", "--resume", "run/checkpoints/step-00000004", cwd=tmp_path)
+    done = call("train", "--resume", "run/checkpoints/step-00000004", cwd=tmp_path)
     assert done.code == 0, done.err
     _assert_equal(_state(copy, STEPS), _state(finished, STEPS))
     assert _rows(copy, 1) == list(range(STEPS))
@@ -298,7 +296,7 @@ def test_wrong_options_are_one_line_and_change_nothing(options, message, copy, i
 
 def test_an_error_that_only_a_rank_can_see_leaves_the_run_as_it_was(copy, tmp_path):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".log"}
-    done = run("train", "--resume", "run", "--epochs", 2, "--set", "train.device=tpu", cwd=tmp_path)
+    done = call("train", "--resume", "run", "--epochs", 2, "--set", "train.device=tpu", cwd=tmp_path)
     assert done.code == 2
     assert "unknown device 'tpu'" in done.err
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".log"}

@@ -56,7 +56,7 @@ def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path,
     nothing = Capabilities(
         can_namespaces=False, how="none", can_shape=False, netem=False, why="no namespaces on this machine"
     )
-    monkeypatch.setattr("syncline.train.session.capabilities", lambda: nothing)
+    monkeypatch.setattr("syncline.train.places.capabilities", lambda: nothing)
     config = Config().override(
         {
             "train.model": "mlp(hidden=16)",

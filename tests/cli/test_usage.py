@@ -62,6 +62,16 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("bench", "codecs", "--device", "tpu"), "use --device cpu"),
         (("bench", "codecs", "--largest-mb", "0.001"), "leaves no size"),
         (("bench", "convergence", "--steps", "0"), "--steps must be at least 1"),
+        (("bench", "--json", "overlap"), "its options come after it"),
+        (("bench", "overlap", "--rounds", "0"), "both are at least 1"),
+        (("bench", "overlap", "--seconds", "0"), "a positive number of seconds"),
+        (("bench", "overlap", "--nodes", "3", "--batch", "64"), "use --batch 63"),
+        (("bench", "overlap", "--compress", "powersdg"), "did you mean 'powersgd'"),
+        (("bench", "overlap", "--buckets", "5,many"), "sizes in MB"),
+        (("bench", "overlap", "--strategies", "dpp"), "did you mean 'ddp'"),
+        (("bench", "overlap", "--strategies", "ddp", "--also", "int8"), "leave --compress, --buckets and --also out"),
+        (("bench", "overlap", "--strategies", "server,ddp"), "know no turns"),
+        (("bench", "overlap", "--recipe", "hipress-vgg18"), "did you mean 'hipress-vgg19'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(args, message, invoke, tmp_path):

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from syncline.cluster import network
 from syncline.cluster.network import Link, build, downlink, uplink
 from syncline.errors import UsageError
 
@@ -36,6 +37,33 @@ def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
 def test_a_long_fat_link_has_room_for_what_is_in_flight() -> None:
     netem = uplink(Link(bandwidth=10**10, latency=0.1))[0]
     assert netem.options["limit"] >= 2 * 10**10 * 0.1 / 8 / 1514
+
+
+class Kernel:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, str]] = []
+
+    def tc(self, verb: str, kind: str = "", index: int = 0, handle: str = "", **options: object) -> None:
+        self.told.append((verb, kind, handle))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (Link(10**9), Link(10**8), [("replace", "tbf", "1:")]),
+        (Link(), Link(10**8), [("replace", "tbf", "1:")]),
+        (Link(10**8), Link(), [("del", "", "1:")]),
+        (Link(), Link(), []),
+        (Link(10**9, 0.01), Link(10**8, 0.01), [("replace", "netem", "1:"), ("replace", "tbf", "10:")]),
+        (Link(10**9, 0.01), Link(None, 0.01), [("replace", "netem", "1:"), ("del", "", "10:")]),
+    ],
+)
+def test_a_change_is_made_in_place(before: Link, after: Link, told: list[tuple[str, str, str]]) -> None:
+    kernel = Kernel()
+    network._reshape(kernel, 1, uplink(before), uplink(after))
+    assert kernel.told == told
 
 
 def test_missing_pyroute2_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine.auto import DRIFT, PROFILED, WARM_UP, WINDOW, Auto, allowed_codecs
+from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
+from syncline.engine.drift import WINDOW
 from syncline.errors import UsageError
-from syncline.plan.costs import Link
 
 
 def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options: Any) -> tuple[Any, list[float]]:
@@ -84,42 +84,44 @@ def test_auto_profiles_plans_and_trains_on() -> None:
         assert found["complete"][names[0]] >= found["complete"][names[-2]]
 
 
-def drifting(rank: int, world: int) -> tuple[list[int], int]:
+class Sleepy(nn.Module):
+    """A model whose forward pass takes as long as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.pause = mlp(), 0.02
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.pause)
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def drifting(rank: int, world: int) -> tuple[list[int], int, list[float]]:
     torch.manual_seed(0)
-    slow = [0.0]
+    model = Sleepy()
+    fired, compute = [0], []
 
-    class Sleepy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
+    def slow(sync: Any, step: int) -> None:
+        if step == WARM_UP + PROFILED + 2 * WINDOW + 5:
+            model.pause, fired[0] = 0.05, step
+        if sync.auto.costs is not None:
+            compute.append(sync.auto.costs.data + sync.auto.costs.forward)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.02 + slow[0])
-            out: torch.Tensor = self.inner(x)
-            return out
-
-    fired = [0]
-
-    def halve(sync: Any, step: int) -> None:
-        # A slower step stands for a slower link, and the probe sees half the bandwidth.
-        if step == WARM_UP + PROFILED + 3 * WINDOW + 3:
-            slow[0], fired[0] = 0.02 * (1 + DRIFT) + 0.02, step
-            real = Auto._link
-            sync.auto._link = lambda: Link(real(sync.auto).latency, real(sync.auto).bytes_per_s / 2)
-
-    sync, _ = train(rank, WARM_UP + PROFILED + 8 * WINDOW, Sleepy(), before=halve, compress="auto(int8)")
+    sync, _ = train(rank, WARM_UP + PROFILED + 8 * WINDOW, model, before=slow, compress="auto(int8)")
     sync.close()
-    return sync.auto.planned_at, fired[0]
+    return sync.auto.planned_at, fired[0], [compute[0], compute[-1]]
 
 
 @pytest.mark.timeout(110)
-def test_a_drift_makes_all_ranks_plan_again_once_at_the_same_step() -> None:
+def test_compute_that_drifts_makes_all_ranks_profile_and_plan_again_once_at_the_same_step() -> None:
     ranks = run_ranks(drifting, 2, timeout=100)
-    (planned_at, fired), (other, _) = ranks
+    (planned_at, fired, compute), (other, _, _) = ranks
     assert fired > 0
     assert planned_at == other
     assert len(planned_at) == 2, planned_at
-    assert fired < planned_at[1] <= fired + 2 * WINDOW + 1
+    assert fired < planned_at[1] <= fired + 3 * WINDOW + 1 + PROFILED
+    assert compute[0] < 0.05 <= compute[1], "measured anew"
 
 
 def test_what_auto_takes() -> None:

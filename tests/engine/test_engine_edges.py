@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from equality_cases import convnet, mlp
+from equality_models import convnet, mlp
 from torch import Tensor, nn
 
 import syncline

@@ -8,12 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import equality_cases
+import equality_ways
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from equality_cases import CASES, SLOW, run_rows
+from equality_run import SLOW, run_rows
+from equality_table import CASES
 from torch import nn
 
 import syncline
@@ -41,7 +42,7 @@ def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
 
 def equal(rank: int, world: int, folder: str, wanted: list[str]) -> None:
     join(rank, world, folder)
-    equality_cases.DEVICE[0] = "cuda"
+    equality_ways.DEVICE[0] = "cuda"
     problems: dict[str, Any] = run_rows(rank, world, wanted, SLOW)
     if rank == 0:
         Path(folder, "problems").write_text(

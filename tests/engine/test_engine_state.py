@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from equality_cases import mlp
+from equality_models import mlp
 
 import syncline
 from ranks import run_ranks

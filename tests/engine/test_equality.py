@@ -1,4 +1,6 @@
-"""Dense attach is DDP: 20 steps of every loop of `equality_cases`, over an exchange that answers late.
+"""Dense attach is DDP: every loop of the table (`equality_*.py`), over an exchange that answers late.
+
+20 steps of all rows with 2 ranks, 10 of the core with 1, 3 and 4.
 
 With 1 and 2 ranks to the bit (a sum of two has one order, and a share of 1/2 is exact); only a second backward
 without `no_sync` is compared to rounding, because DDP averages the first mean once more. With 3 and 4 ranks to
@@ -12,7 +14,8 @@ from functools import cache
 
 import pytest
 import torch
-from equality_cases import CASES, SLOW, rows, run_rows
+from equality_run import SLOW, rows, run_rows
+from equality_table import CASES
 
 from ranks import run_ranks
 from syncline import exchange

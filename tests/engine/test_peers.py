@@ -11,7 +11,7 @@ import torch.distributed as dist
 from peer_helpers import PERIOD, process_letter, ranks
 
 from syncline.engine.heartbeat import Beat, Sight, Who, judge, process_state, this_process
-from syncline.engine.peers import Peers, Watch
+from syncline.engine.peers import Peers
 from syncline.errors import PeerError
 
 WAITS = "step 12: waiting for unit 'fc1'"
@@ -257,33 +257,3 @@ def test_the_state_of_a_process_of_this_machine():
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert process_state(Who(HERE.host, ended.pid, 0, HERE.machine), HERE) == "gone"
-
-
-def test_watch_calls_once_for_what_is_late_and_never_for_what_has_ended():
-    late = []
-    watch = Watch(0.2, lambda text: late.append((text, time.monotonic())))
-    begin = time.monotonic()
-    first = watch.begin("first")
-    in_time = watch.begin("in time")
-    time.sleep(0.1)
-    watch.begin("second")
-    watch.end(in_time)
-    time.sleep(0.5)
-    assert [text for text, _ in late] == ["first", "second"]
-    assert late[0][1] - begin >= 0.2
-    assert late[1][1] - late[0][1] >= 0.05
-    watch.end(first)
-    watch.begin("forgotten by close")
-    watch.close()
-    watch.close()
-    assert _threads() == []
-    assert len(late) == 2
-
-
-def test_watch_may_be_closed_by_what_it_calls():
-    closed = threading.Event()
-    watch = Watch(0.01, lambda text: (watch.close(), closed.set()))
-    watch.begin("unit")
-    assert closed.wait(5)
-    watch.close()
-    assert _threads() == []

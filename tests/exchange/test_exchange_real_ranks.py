@@ -28,7 +28,15 @@ def pairs_for(world: int) -> list[tuple[str, str]]:
             pairs += [(spec, f"hierarchical(node=2, between={b})") for b in ("ring", "allgather")]
         if "server" in names and world > 3:
             pairs.append((spec, "server(servers=2)"))
-    return pairs
+    # All with three ranks; with two one half and with four the other.
+    return pairs if world == 3 else pairs[world // 2 - 1 :: 2]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_codec_and_every_exchange_is_in_each_half(world: int) -> None:
+    codecs, names = (set(side) for side in zip(*pairs_for(world), strict=True))
+    assert codecs == set(SPECS) - set(CHAINS)
+    assert {name.partition("(")[0] for name in names} == {name.partition("(")[0] for _, name in pairs_for(3)}
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

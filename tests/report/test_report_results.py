@@ -12,6 +12,7 @@ import pytest
 import report_samples as samples
 
 from syncline.errors import UsageError
+from syncline.files import write_text
 from syncline.report import results
 
 
@@ -40,7 +41,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         results.save(samples.results(config={"x": object()}), path)
     with pytest.raises(UnicodeEncodeError):
-        results.write_text("\ud800", path)
+        write_text("\ud800", path)
     assert path.read_text() == before
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -28,7 +28,7 @@ from syncline.cluster.gpu import Mps, rank_environment
 from syncline.cluster.launch import Place, launch, warm_up
 from syncline.cluster.nodes import Node
 from syncline.errors import RankFailure, UsageError
-from syncline.report.results import write_text
+from syncline.files import write_text
 from syncline.train.runfolder import busy_share, cores
 
 CODECS = ("bf16", "powersgd(rank=4)")

@@ -11,7 +11,7 @@ from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
 from syncline.spec import split
 
-_WHAT = ("codecs", "convergence", "overhead")
+_WHAT = ("codecs", "convergence", "overhead", "overlap")
 
 
 def bench(
@@ -19,6 +19,7 @@ def bench(
         str,
         typer.Argument(
             help="codecs: speed, ratio, error. convergence: loss curves and accuracy. overhead: attach against DDP."
+            " overlap: steps on slow links against DDP, see syncline bench overlap --help."
         ),
     ],
     codecs: Annotated[
@@ -45,6 +46,8 @@ def bench(
     """Measure codecs (speed against a copy of the same tensor, training against dense), or attach against DDP."""
     if what not in _WHAT:
         raise unknown("benchmark", what, _WHAT)
+    if what == "overlap":
+        raise UsageError("its options come after it: syncline bench overlap --recipe hipress-vgg19")
     import torch
 
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
@@ -95,7 +98,7 @@ def bench(
         table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
         for row in result["rows"]:
             table.add_row(*curves.cells(row))
-    from syncline.report.results import write_text
+    from syncline.files import write_text
 
     write_text(json.dumps(result, indent=1) + "\n", folder / f"{what}.json")
     if page is not None:

@@ -15,7 +15,7 @@ def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | N
     """Run, print the summary (or the JSON) and the report's path; the exit code is 1 when every run crashed."""
     launched = is_launched()
     if config.cluster.nodes and not launched:
-        _become_able()
+        become_able()
     from syncline.cli.watch import watcher
     from syncline.train.session import run_session
     from syncline.train.torchrun import run_launched
@@ -44,7 +44,7 @@ def _show(path: Path, results: Results, console: Console) -> None:
     console.print(f"results: {path / 'results.json'}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _become_able() -> None:
+def become_able() -> None:
     """An ordinary user's process must enter its user namespace before torch starts threads."""
     from syncline.cluster.capabilities import capabilities
     from syncline.cluster.privileges import ensure_privileges

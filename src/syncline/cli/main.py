@@ -20,9 +20,12 @@ VERBS = {
     "simulate": "Say what a recorded run would take on another network, with another codec.",
     "cluster": "Run a command on emulated nodes of this machine.",
     "report": "Show a finished run again: its tables, or its page.",
-    "bench": "Measure codecs: their speed, and what they do to training.",
+    "bench": "Measure codecs, what attaching costs, and overlap against DDP.",
     "doctor": "Say what this machine can do, and what is missing.",
 }
+
+OWN_OPTIONS = {"bench overlap": "overlap"}
+"""What a verb does with options of its own, and the file that has them."""
 
 
 def main() -> None:
@@ -33,8 +36,9 @@ def main() -> None:
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_root)
     called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    following = " ".join(sys.argv[sys.argv.index(called, 1) :][:2]) if called else ""
     for name, text in VERBS.items():
-        function = _function(name) if name == called else _placeholder
+        function = _function(OWN_OPTIONS.get(following, name)) if name == called else _placeholder
         extra = {"allow_extra_args": True, "allow_interspersed_args": False} if name == "cluster" else {}
         app.command(name, help=None if name == called else text, context_settings=extra)(function)
     app(prog_name="syncline")

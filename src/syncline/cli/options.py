@@ -56,7 +56,7 @@ def resolve(recipe: str | None, settings: list[str] | None, *, resume: Path | No
         raise UsageError("--scale names the world sizes: leave --nproc out")
     # A recipe's nodes do not hold for somebody who asks for local ranks, nor its ranks for somebody who asks for nodes.
     if "cluster.nproc" in given and "cluster.nodes" not in given:
-        config = config.override({"cluster.nodes": 0, "cluster.bandwidth": ""})
+        config = config.override({"cluster.nodes": 0, "cluster.bandwidth": "", "cluster.changes": {}})
     if "cluster.nodes" in given and "cluster.nproc" not in given:
         config = config.override({"cluster.nproc": 0})
     return config.override(given)

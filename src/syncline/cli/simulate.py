@@ -88,7 +88,7 @@ def _swept(
     """All pairs; --nodes or --bandwidth narrow it to one of them."""
     from syncline.cli import sweep as show
     from syncline.cluster.units import parse_bandwidth
-    from syncline.report.results import write_text
+    from syncline.files import write_text
 
     run = found.run
     allowed, only = s.wanted(compress, run.costs)

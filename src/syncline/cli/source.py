@@ -77,13 +77,13 @@ def setting(source: Source, *, nodes: int | None, bandwidth: str | int | None) -
 
 def wanted(compress: str | None, costs: Costs) -> tuple[list[str], str | None]:
     """The codecs to choose from, and the one to plan with if the spec names one."""
-    lossy = [name for name in costs.codecs if name not in ALWAYS]
+    lossy = [name for name in costs.specs if name not in ALWAYS]
     if compress is None or compress.strip() == "auto":
         return lossy, None
     named = allowed_codecs(compress)
     only = None if named is not None else built(compress).text
     names = [built(name).text for name in (named if named is not None else [compress])]
-    measured = {built(name).text for name in costs.codecs}
+    measured = {built(name).text for name in costs.specs}
     for name in names:
         if name not in measured:
             raise UsageError(

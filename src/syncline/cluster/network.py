@@ -19,7 +19,11 @@ MAX_BANDWIDTH = 8 * (2**32 - 1)  # tbf's rate field: 32 bits of bytes a second
 # 512 KiB at 1 Gbit/s: less holds back single messages better, but loses rate when the cores are busy.
 _BURST_SECONDS = 512 * 1024 * 8 / 1e9
 _MIN_BURST = 32 * 1024
+# 64 KiB and headers, as TCP hands them over. A link that changes may have one in its queue, and tbf would hold a packet
+# that is larger than the burst for ever.
+_LARGEST_PACKET = 80 * 1024
 _QUEUE_SECONDS = 0.05  # a shallow queue makes several BBR flows collapse
+_ROOT = 0xFFFFFFFF  # TC_H_ROOT
 _NO_SUCH_KIND = 2  # ENOENT: the kernel's answer to a qdisc that it was built without
 _MISSING = {
     "tbf": "this kernel has no tbf, so links cannot be shaped: leave the bandwidth out",
@@ -50,22 +54,22 @@ def address(index: int) -> str:
     return f"10.77.0.{index + 1}"
 
 
-def uplink(link: Link) -> list[Qdisc]:
+def uplink(link: Link, *, burst: int = _MIN_BURST) -> list[Qdisc]:
     """From a node to the switch: latency and loss (here alone, so once on every path), then the rate."""
     if not (link.latency or link.loss):
-        return downlink(link)
+        return downlink(link, burst=burst)
     # Enough packets for twice what is in flight, or netem itself would drop.
     flight = (link.bandwidth or 40 * 10**9) * link.latency / 8 / 1500
     delay = {"delay": round(link.latency * 1e6), "loss": link.loss * 100, "limit": max(1000, round(2 * flight))}
-    below = [Qdisc(q.kind, "10:", {**q.options, "parent": "1:1"}) for q in downlink(link)]
+    below = [Qdisc(q.kind, "10:", {**q.options, "parent": "1:1"}) for q in downlink(link, burst=burst)]
     return [Qdisc("netem", "1:", delay), *below]
 
 
-def downlink(link: Link) -> list[Qdisc]:
-    """From the switch to a node: the rate."""
+def downlink(link: Link, *, burst: int = _MIN_BURST) -> list[Qdisc]:
+    """From the switch to a node: the rate, with a burst of at least so many bytes."""
     if link.bandwidth is None:
         return []
-    burst = max(_MIN_BURST, round(link.bandwidth / 8 * _BURST_SECONDS))
+    burst = max(burst, round(link.bandwidth / 8 * _BURST_SECONDS))
     limit = burst + round(link.bandwidth / 8 * _QUEUE_SECONDS)
     return [Qdisc("tbf", "1:", {"rate": link.bandwidth // 8, "burst": burst, "limit": limit})]
 
@@ -77,6 +81,31 @@ def build(count: int, *, link: Link, keep: list[int]) -> None:
     # caller's own stays where it is.
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(_build, count, link, keep).result()
+
+
+def change(before: Link, after: Link, *, descriptors: list[int]) -> None:
+    """Give the links that `build` has wired another shape, one node after the other, while packets are in flight."""
+    _pyroute2()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(_change, before, after, descriptors).result()
+
+
+def _change(before: Link, after: Link, descriptors: list[int]) -> None:
+    switch, nodes = descriptors[0], descriptors[1:]
+    with _inside(switch) as ip:
+        for number in range(len(nodes)):
+            _reshape(ip, _index(ip, f"port{number}"), downlink(before), downlink(after, burst=_LARGEST_PACKET))
+    for node in nodes:
+        with _inside(node) as ip:
+            _reshape(ip, _index(ip, INTERFACE), uplink(before), uplink(after, burst=_LARGEST_PACKET))
+
+
+def _reshape(ip: Any, index: int, before: list[Qdisc], after: list[Qdisc]) -> None:
+    # In place: a queue that were taken away would lose its packets, and TCP would take that for congestion.
+    _shape(ip, index, after, verb="replace")
+    for qdisc in before:
+        if qdisc.handle not in {kept.handle for kept in after}:
+            ip.tc("del", index=index, handle=qdisc.handle, parent=qdisc.options.get("parent", _ROOT))
 
 
 def _build(count: int, link: Link, keep: list[int]) -> None:
@@ -127,11 +156,11 @@ def _up(ip: Any, index: int, **settings: Any) -> None:
     ip.link("set", index=index, state="up", **settings)
 
 
-def _shape(ip: Any, index: int, qdiscs: list[Qdisc]) -> None:
+def _shape(ip: Any, index: int, qdiscs: list[Qdisc], *, verb: str = "add") -> None:
     error = _pyroute2().netlink.exceptions.NetlinkError
     for qdisc in qdiscs:
         try:
-            ip.tc("add", qdisc.kind, index, qdisc.handle, **qdisc.options)
+            ip.tc(verb, qdisc.kind, index, qdisc.handle, **qdisc.options)
         except error as failure:
             if failure.code != _NO_SUCH_KIND:
                 raise

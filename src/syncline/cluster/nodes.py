@@ -1,7 +1,7 @@
 """Emulated nodes: a `Cluster` owns them, a `Node` says where one is, `enter` moves a process into it."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +42,17 @@ def enter(node: Node | str) -> None:
         os.close(descriptor)
 
 
+def shapeable(bandwidth: str | int | None) -> int | None:
+    """Bits a second of a link that can be made; None is a link without a limit."""
+    if bandwidth is None:
+        return None
+    bits = parse_bandwidth(bandwidth)
+    if not 8000 <= bits <= network.MAX_BANDWIDTH:
+        most = format_bandwidth(network.MAX_BANDWIDTH)
+        raise UsageError(f"a link of {format_bandwidth(bits)} cannot be shaped: choose 8kbit to {most}, or none")
+    return bits
+
+
 class Cluster:
     """Nodes on one machine, each with its own network namespace, on one switch, over shaped links.
 
@@ -63,19 +74,13 @@ class Cluster:
     ) -> None:
         if not 1 <= nodes <= network.MAX_NODES:
             raise UsageError(f"{nodes} nodes cannot be emulated: choose 1 to {network.MAX_NODES}")
-        self.bandwidth = None if bandwidth is None else parse_bandwidth(bandwidth)
-        self.latency = parse_time(latency or 0)
-        self.loss = parse_share(loss or 0)
-        if self.bandwidth is not None and not 8000 <= self.bandwidth <= network.MAX_BANDWIDTH:
-            most = format_bandwidth(network.MAX_BANDWIDTH)
-            raise UsageError(
-                f"a link of {format_bandwidth(self.bandwidth)} cannot be shaped: choose 8kbit to {most}, or none"
-            )
-        link = network.Link(bandwidth=self.bandwidth, latency=self.latency, loss=self.loss)
+        self._link = network.Link(
+            bandwidth=shapeable(bandwidth), latency=parse_time(latency or 0), loss=parse_share(loss or 0)
+        )
         ensure_privileges()
         self._descriptors: list[int] = []
         try:
-            network.build(nodes, link=link, keep=self._descriptors)
+            network.build(nodes, link=self._link, keep=self._descriptors)
         except BaseException:
             self.close()
             raise
@@ -89,6 +94,29 @@ class Cluster:
             )
             for index, descriptor in enumerate(self._descriptors[1:])
         )
+
+    @property
+    def bandwidth(self) -> int | None:
+        """Bits a second of each direction of each link, now; None: nothing limits them."""
+        return self._link.bandwidth
+
+    @property
+    def latency(self) -> float:
+        """Seconds of one way between two nodes."""
+        return self._link.latency
+
+    @property
+    def loss(self) -> float:
+        """The share of packets that is lost on one way between two nodes."""
+        return self._link.loss
+
+    def set_bandwidth(self, bandwidth: str | int | None) -> None:
+        """Change the rate of all links while programs use them, both ways; None takes the limit away."""
+        if not self._descriptors:
+            raise UsageError("the cluster is closed and has no links: change the bandwidth before close()")
+        link = replace(self._link, bandwidth=shapeable(bandwidth))
+        network.change(self._link, link, descriptors=self._descriptors)
+        self._link = link
 
     def close(self) -> None:
         """Remove everything; a second call does nothing."""

@@ -21,6 +21,7 @@ __all__ = [
     "densify",
     "dequantize_blocks",
     "extract",
+    "finite",
     "moments",
     "natural_decode",
     "natural_encode",
@@ -136,6 +137,17 @@ def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
     if lengths is None:
         return parts[0]
     return torch.stack(parts) if parts else zero.new_empty(0)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Whether every value is, as a 0-d tensor: one read, no wait for the device."""
+    if not x.numel():
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    if x.device.type == "cpu":  # where the norm is not vectorised
+        low, high = torch.aminmax(x)
+        return low.isfinite() & high.isfinite()
+    norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
+    return norm.isfinite()
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

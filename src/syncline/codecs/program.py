@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from syncline.codecs import ops
 from syncline.codecs.coder import cast, join, saturated, split, then
 from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
 from syncline.codecs.state import State, Tensors
@@ -59,17 +60,56 @@ def _program(codec: "Codec", grad: Tensor, state: State) -> Any:
     state.dtype = grad.dtype
     x = _viewed(grad, codec)
     x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
-    if codec.spread and x.numel():
+    factors = codec.definition.carries == "factors"
+    if codec.spread and x.numel() and not factors:
         # One value that is not finite spoils all: a factorisation would hide it in some of them.
-        x = x + torch.linalg.vector_norm(x, float("inf")) * 0
+        x = _spread(x)
     if codec.feedback is True:
         x = state.compensate(x)
-    out = yield from _chained(codec, x, state)
+    steps = _chained(codec, x, state)
+    out = yield from _marked(steps) if codec.spread and factors else steps
     keep = dict(out.state)
     if codec.feedback:
         assert state.compensated is not None, f"codec '{codec}' has feedback='own' and did not compensate"
-        keep["error"] = (state.compensated - _share(out, state).view_as(state.compensated)).view(grad.shape)
+        keep["error"] = _left(state, out).view(grad.shape)
     return Result(out.mean.to(grad.dtype).view(grad.shape), keep)
+
+
+def _marked(steps: Steps) -> Steps:
+    """The same with the first factor spoiled as a whole by one value: products of it then show that in every value.
+
+    Whatever is not finite in a matrix is so in its product with anything; the factor is smaller, and quickly looked at.
+    """
+    answer: Any = None
+    first = True
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            out: Out = end.value
+            return out
+        if first and not isinstance(request, Gather) and request.tensor.numel():
+            request = replace(request, tensor=_spread(request.tensor))
+        first = False
+        answer = yield request
+
+
+def _spread(x: Tensor) -> Tensor:
+    if x.device.type == "cpu":
+        return x if ops.finite(x) else x + torch.nan
+    # Elsewhere a look at the value would stop the host.
+    norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
+    return x + norm * 0
+
+
+def _left(state: State, out: Out) -> Tensor:
+    """What was not sent. In the memory of the compensated gradient where nobody else has it: fresh memory is dear."""
+    whole, share = state.compensated, _share(out, state)
+    assert whole is not None
+    used = {t.untyped_storage().data_ptr() for t in (out.mean, *out.state.values())}
+    ours = "error" in state.tensors and whole.dtype == share.dtype
+    free = ours and whole.untyped_storage().data_ptr() not in used
+    return torch.sub(whole, share.view_as(whole), out=whole if free else None)
 
 
 def _share(out: Out, state: State) -> Tensor:

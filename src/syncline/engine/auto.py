@@ -19,11 +19,14 @@ from torch import Tensor
 
 from syncline import exchange
 from syncline.engine import pending
-from syncline.engine.probe import codec_cost, line_of, link_samples
+from syncline.engine.decide import decided
+from syncline.engine.drift import WINDOW, Cause, Drift
+from syncline.engine.measuring import agreed, dense_link, measured, measured_link
+from syncline.engine.probe import dense_seconds
 from syncline.engine.profile import Profile
 from syncline.errors import UsageError
-from syncline.plan.costs import CodecCost, Costs, Curve, Link
-from syncline.plan.planner import ALWAYS, Choice, reorder, search
+from syncline.plan.costs import Costs
+from syncline.plan.planner import Choice, reorder, search
 from syncline.plan.predict import predict
 from syncline.plan.quality import NOISE, within
 from syncline.spec import parse_one, show
@@ -32,11 +35,8 @@ if TYPE_CHECKING:
     from syncline.engine.sync import Sync
 
 WARM_UP, PROFILED = 2, 4
-WINDOW = 10
-"""Steps between two looks at the step time."""
-DRIFT = 0.3
-"""A share by which the median step time must differ from what it was after planning."""
-_HEAD = 5
+REPLAN = "replan"
+"""The span in which a plan is found and put to use."""
 
 
 def allowed_codecs(text: str) -> list[str] | None:
@@ -61,7 +61,7 @@ class Auto:
         self.costs: Costs | None = None
         self.planned_at: list[int] = []
         self._times: deque[float] = deque(maxlen=WINDOW)
-        self._usual: float | None = None
+        self._drift = Drift()
         self._asked: tuple[Any, Tensor] | None = None
         self._last = 0.0
         self._steps = 0
@@ -75,16 +75,21 @@ class Auto:
             self._times.append(now - self._last)
         self._last = now
         self._steps += 1
-        if self.choice is None and self._steps == WARM_UP:
-            sync.wait()
-            sync._profile = Profile(sync.device, sync._slots)
         with sync.here():
-            if sync._profile is not None:
+            if self.choice is None and self._steps == WARM_UP:
+                self._profile()
+            elif sync._profile is not None:
                 self._profiling(sync._profile)
             elif self._asked is not None:
                 self._hear(*self._asked)
             elif self.choice is not None and (sync.step - self.planned_at[-1]) % WINDOW == 0:
                 self._ask()
+
+    def _profile(self) -> None:
+        """The next steps are timed without overlap, and planned from."""
+        self._sync.wait()
+        self._sync._profile = profile = Profile(self._sync.device, self._sync._slots)
+        self._profiling(profile)
 
     def _profiling(self, profile: Profile) -> None:
         sync = self._sync
@@ -93,83 +98,38 @@ class Auto:
         if profile.count >= PROFILED:
             sync._profile = None
             with sync._watched.communicating("the measurements of auto"):
-                self._plan(self._measured(profile))
+                self._plan(measured(sync, profile, self.allowed))
         elif not sync._compiled.entered:
             for slot, ticket in zip(sync._slots, tickets, strict=True):
                 pending.mark(slot.parameter, ticket)
 
-    def _agreed(self, mine: Sequence[float]) -> list[float]:
-        """The ranks' mean of each number: the same bits on all of them."""
-        rows: Tensor = self._sync.groups.gather(torch.tensor(mine, dtype=torch.float64))
-        means: list[float] = rows.mean(0).tolist()
-        return means
-
-    def _measured(self, profile: Profile) -> Costs:
-        sync = self._sync
-        table = self._agreed(profile.table())
-        names = [slot.name for slot in sync._slots]
-        head, rest = table[:_HEAD], table[_HEAD:]
-        values = sum(shape.values for shape in sync.shapes)
-        return Costs(
-            world=sync.world,
-            forward=head[1],
-            backward=head[2],
-            touched=dict(zip(names, rest[: len(names)], strict=True)),
-            complete=dict(zip(names, rest[len(names) :], strict=True)),
-            link=self._link(),
-            codecs=self._codecs(),
-            update=Curve(0.0, head[3] / max(1, values)),
-            data=head[0],
-            tail=head[4],
-            lanes=sync._executor.lanes,
-            # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
-            contention=1.0 if sync.device.type == "cpu" else 0.1,
-        )
-
-    def _codecs(self) -> dict[str, CodecCost]:
-        sync = self._sync
-        shapes = sorted({s.shape for s in sync.shapes if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
-        chosen = [shapes[len(shapes) * k // 4] for k in (1, 3)] + shapes[-1:] if shapes else [(1 << 16,)]
-        if self.allowed is None:
-            specs = sorted({row.codec for row in sync.plan.units})
-        else:
-            specs = list(dict.fromkeys([*ALWAYS, *self.allowed]))
-        costs: dict[str, CodecCost] = {}
-        for spec in specs:
-            cost = codec_cost(spec, list(dict.fromkeys(chosen)), sync.world, sync.device)
-            lines = (cost.encode, cost.between, cost.decode)
-            agreed = self._agreed([n for line in lines for n in (line.fixed, line.each)])
-            costs[spec] = CodecCost(*(Curve(*agreed[i : i + 2]) for i in (0, 2, 4)))
-        return costs
-
-    def _link(self) -> Link:
-        sync = self._sync
-        links = next(iter(sync._links.values()))
-        probe = links[0] if str(links[0].exchange) == "allreduce" else exchange.connect("allreduce", links[0].group)
-        samples = self._agreed([n for pair in link_samples(probe, sync.device) for n in pair])
-        latency, rate = line_of(list(zip(samples[::2], samples[1::2], strict=True)))
-        return Link(latency, rate)
-
     def _plan(self, costs: Costs) -> None:
         sync = self._sync
-        begin = sync.recorder.mark("update")
+        begin, before = sync.recorder.mark("update"), sync.plan.hash if self.planned_at else ""
         self.costs = costs
-        if self.allowed is None or sync._sentinel.fell:
-            found = reorder(sync.plan, sync.shapes, costs)
-            bound = predict(found.plan, sync.shapes, costs).bound
-            why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
-            self.choice = Choice(found.plan, found.step, bound, (found,), why)
-        else:
-            self.choice = search(sync.shapes, costs, allowed=self.allowed)
+        self.choice = decided(sync.groups, lambda: self._found(costs))
+        if self.allowed is not None:
             sync.say(f"step {sync.step}: {self.choice.why}")
+        sync.groups.fit(costs.link.bytes_per_s)
         sync.replan(self.choice.plan)
-        sync.recorder.add("update", "replan", begin, sync.recorder.mark("update"), unit=self.choice.plan.hash)
+        sync.recorder.add("update", REPLAN, begin, sync.recorder.mark("update"), unit=self.choice.plan.hash)
         self.planned_at.append(sync.step)
         self._times.clear()
-        self._usual, self._last = None, 0.0
+        self._last = 0.0
+        (wire,) = agreed(sync, [self._wire()])
+        self._drift.planned(wire, same=self.choice.plan.hash == before)
+
+    def _found(self, costs: Costs) -> Choice:
+        sync = self._sync
+        if self.allowed is not None and not sync._sentinel.fell:
+            return search(sync.shapes, costs, allowed=self.allowed)
+        found = reorder(sync.plan, sync.shapes, costs)
+        bound = predict(found.plan, sync.shapes, costs).bound
+        why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
+        return Choice(found.plan, found.step, bound, (found,), why)
 
     def _ask(self) -> None:
-        """Has the step time drifted? The ranks' answer is heard a step later: nobody waits for it."""
+        """What does a step take now? The ranks' answer is heard a step later: nobody waits for it."""
         if len(self._times) < WINDOW // 2:
             return
         mine = torch.tensor([statistics.median(self._times)], dtype=torch.float64)
@@ -177,15 +137,33 @@ class Auto:
 
     def _hear(self, work: Any, total: Tensor) -> None:
         self._asked = None
-        with self._sync._watched.communicating("the step times"):
+        sync = self._sync
+        with sync._watched.communicating("the step times"):
             work.wait()
-        now = float(total) / self._sync.world
-        if self._usual is None:
-            self._usual = now
-        elif abs(now - self._usual) > DRIFT * self._usual:
-            assert self.costs is not None
-            self._sync.wait()
-            if any(unit.fresh for unit in self._sync._units):
-                return  # another optimizer has still to step: its states would be lost
-            with self._sync._watched.communicating("the measurements of auto"):
-                self._plan(replace(self.costs, link=self._link()))
+        if not self._drift.look(float(total) / sync.world):
+            return
+        assert self.costs is not None
+        with sync._watched.communicating("the measurements of auto"):
+            cause = self._probe()
+            if cause is not None and any(unit.fresh for unit in sync._units):
+                self._drift.postponed()  # another optimizer has still to step: its states would be lost
+            elif cause == "link":
+                self._plan(replace(self.costs, link=measured_link(sync)))
+            elif cause == "compute":
+                self._profile()
+
+    def _probe(self) -> Cause | None:
+        """What has drifted. Nothing else of ours is on the wire meanwhile; the wait for that is a part of the cost."""
+        sync = self._sync
+        begin, mark = time.perf_counter(), sync.recorder.mark("update")
+        sync.wait()
+        wire, cost = agreed(sync, [self._wire(), time.perf_counter() - begin])
+        sync.recorder.add("update", "probe", mark, sync.recorder.mark("update"))
+        self._last = 0.0  # no step took this long
+        return self._drift.probed(wire, cost=cost)
+
+    def _wire(self) -> float:
+        """Seconds of a dense exchange of all gradients, as this rank sees the link now."""
+        return dense_seconds(
+            dense_link(self._sync), self._sync.device, sum(shape.nbytes for shape in self._sync.shapes)
+        )

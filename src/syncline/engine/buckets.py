@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from syncline import codecs
 from syncline._compat import GradBucket
 from syncline.engine.bucketwire import BucketWire
 from syncline.engine.cells import Where
 from syncline.engine.letgo import close_when_gone
-from syncline.engine.sync import STEP_KEY
+from syncline.engine.state import flat_state, read_state
 from syncline.engine.units import Slot, UnitRun
 from syncline.errors import UsageError
 from syncline.plan import Unit
@@ -99,25 +98,19 @@ class Buckets:
         self._settle()
         kept = {**self._parked, **{i: s for unit in self._units for i, s in unit.states().items()}}
         states = {name: kept[id(p)] for name, p in _named(model) if id(p) in kept}
-        return {**{k: t.clone() for k, t in codecs.flatten(states).items()}, STEP_KEY: torch.tensor(self._wire.step)}
+        return flat_state(states, self._wire.step)
 
     def load_state_dict(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict`, of this hook or of `attach`; any bucket size will do."""
         self._settle()
-        states = codecs.unflatten({k: t for k, t in state.items() if k != STEP_KEY})
         parameters = dict(_named(model))
-        if odd := sorted(set(states) - set(parameters)):
-            raise UsageError(f"the state has '{odd[0]}', which the model has not: is it of another model?")
-        for name, tensors in states.items():
-            error = tensors.get("error")
-            if error is not None and error.numel() != parameters[name].numel():
-                raise UsageError(f"the residual of '{name}' has {error.numel()} values: is it of another model?")
+        states, step = read_state(state, parameters)
         self._parked = {
             id(parameters[n]): {k: t.to(parameters[n].device, copy=True) for k, t in s.items()}
             for n, s in states.items()
         }
         self._units = []
-        self._wire.step = int(state.get(STEP_KEY, torch.tensor(0)))
+        self._wire.step = step
 
     def close(self) -> None:
         """End all threads; DDP must not call the hook any more."""

@@ -1,21 +1,44 @@
-"""Rank 0's buffers on their way over Gloo: sent at once, and put in place by whoever touches one first."""
+"""Rank 0's buffers on their way: over Gloo at once, put in place by whoever touches one first; else on a stream."""
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from syncline._compat import NoSubclasses
+from syncline.engine import pending
 from syncline.engine.groups import flattened, spread
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
 
 
+def send(sync: "Sync", buffers: Sequence[Tensor]) -> Any:
+    """Send rank 0's values to all; a touch of a buffer waits for them, as does what is returned."""
+    group = sync.groups.rounds[-1]
+    # Through `data`, with a version of its own: a graph that is still to run may have saved them.
+    plain = [b.data for b in buffers]
+
+    def work() -> None:
+        begin = sync.recorder.mark("exchange")
+        for flat, members in flattened(plain):
+            dist.broadcast(flat, src=sync.groups.ranks[0], group=group)
+            if sync.rank:
+                spread(flat, members)
+        sync.recorder.add("exchange", "broadcast", begin, sync.recorder.mark("exchange"), unit="buffers")
+
+    # Over Gloo at once, and not behind gradients: the first layers of the next forward need them.
+    sent: Any = Arriving(sync, plain, group) if sync.device.type == "cpu" else sync._executor.after(None, work)
+    marked = [pending.mark(b, sent) for b in buffers]
+    if not all(marked):
+        sent.wait()
+    return sent
+
+
 class Arriving:
-    """The ticket of buffers that are being sent."""
+    """The ticket of buffers that are being sent over Gloo."""
 
     def __init__(self, sync: "Sync", buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         self._sync, self._lock, self._done = sync, threading.Lock(), False

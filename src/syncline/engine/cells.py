@@ -117,10 +117,11 @@ class Slice(Cell):
 def cells_of(
     codec: Codec, names: Sequence[str], shapes: Sequence[tuple[int, ...]], partitions: int
 ) -> list[list[Cell]]:
-    """The cells of each launch of a unit."""
+    """The cells of each launch of a unit; of fewer launches than `partitions` where there are fewer values."""
+    total = sum(torch.Size(shape).numel() for shape in shapes)
+    partitions = min(partitions, max(1, total))
     if partitions == 1:
         return [[Cell(codec, batch) for batch in codecs.batches(codec, names, shapes, small=SMALL)]]
-    total = sum(torch.Size(shape).numel() for shape in shapes)
     cuts = [total * k // partitions for k in range(partitions + 1)]
     return [[Slice(codec, names, shapes, k, (cuts[k], cuts[k + 1]))] for k in range(partitions)]
 
@@ -142,7 +143,6 @@ class Course:
         self.cells, self.where = cells, where
         self.results: list[Result | None] = [None] * len(cells)
         self._runs: list[Any] = []
-        self._open: list[int] = []
         self._plan: list[tuple[list[int], list[Request]]] = []
 
     def start(self, grads: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> list[Request]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from syncline._compat import is_optimized_module, on_compile_start
+from syncline._compat import is_optimized_module, not_compiling, on_compile_start
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
@@ -90,5 +90,6 @@ class Compiled:
         marked = self._sync._outstanding or self._sync._profile is not None
         if marked and not self._sync._open:
             self.scan()
-            self._sync.wait()
+            with not_compiling():  # updates in another thread must not take themselves for traced ones
+                self._sync.wait()
             self.mark.inside = True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from syncline.codecs.ops import finite
 from syncline.engine.cells import Cell, Course, Where, rounds_of
 from syncline.exchange import Link
 from syncline.trace import Recorder
@@ -124,7 +125,7 @@ def _unless_broken(
     """
     if not output.numel() or not (new or "error" in old):
         return new
-    good = (output[(0,) * output.dim()] if everywhere else torch.linalg.vector_norm(output, float("inf"))).isfinite()
+    good = output[(0,) * output.dim()].isfinite() if everywhere else finite(output)
     if output.device.type == "cpu":
         return new if good else old
     if not new:

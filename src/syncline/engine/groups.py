@@ -19,8 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from syncline._compat import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
 
-_free: "weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]" = weakref.WeakKeyDictionary()
-_free_control: "weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]" = weakref.WeakKeyDictionary()
+_Pool = weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]
+_free: _Pool = weakref.WeakKeyDictionary()
+_free_slim: _Pool = weakref.WeakKeyDictionary()
+_free_control: _Pool = weakref.WeakKeyDictionary()
+SLIM_BYTES_PER_S = 1.5e9
+"""A slower link needs no more than one of NCCL's channels. Each takes a share of a GPU for as long as messages last."""
 
 
 def parent_group(given: Any) -> dist.ProcessGroup:
@@ -51,6 +55,7 @@ class Groups:
     timeout: float
     rounds: list[dist.ProcessGroup] = field(default_factory=list)
     control: dist.ProcessGroup | None = None
+    slim: bool = False
 
     @property
     def ranks(self) -> list[int]:
@@ -72,14 +77,31 @@ class Groups:
         if self.control is None:
             self.control = self._take(_free_control, "gloo")
         while len(self.rounds) < rounds:
-            self.rounds.append(self._take(_free, self._backend()))
+            self.rounds.append(self._take(self._pool, self._backend()))
+
+    @property
+    def _pool(self) -> _Pool:
+        return _free_slim if self.slim else _free
+
+    def fit(self, bytes_per_s: float) -> bool:
+        """For a slow link, let go of groups that take more of a GPU than it needs: then they are to be opened anew."""
+        nccl = dist.get_backend(self.parent) == "nccl"
+        if self.slim or not nccl or bytes_per_s >= SLIM_BYTES_PER_S:
+            return False
+        self._leave_rounds()
+        self.slim = True
+        return True
 
     def close(self) -> None:
         """Leave the groups to the next engine."""
-        _free.setdefault(self.parent, {}).setdefault(self.timeout, []).extend(self.rounds)
+        self._leave_rounds()
         if self.control is not None:
             _free_control.setdefault(self.parent, {}).setdefault(self.timeout, []).append(self.control)
-        self.rounds, self.control = [], None
+        self.control = None
+
+    def _leave_rounds(self) -> None:
+        self._pool.setdefault(self.parent, {}).setdefault(self.timeout, []).extend(self.rounds)
+        self.rounds = []
 
     def cut(self) -> None:
         """End what is under way on the host, on every rank; the groups cannot be used any more."""
@@ -95,7 +117,8 @@ class Groups:
         if free:
             group: dist.ProcessGroup = free.pop(0)
             return group
-        return new_group(self.ranks, timeout=timedelta(seconds=self.timeout), backend=backend)
+        slim = self.slim and pool is not _free_control
+        return new_group(self.ranks, timeout=timedelta(seconds=self.timeout), backend=backend, slim=slim)
 
     def gather(self, values: Tensor) -> Tensor:
         """Every rank's values, one row a rank; on the host."""

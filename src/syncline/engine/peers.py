@@ -1,4 +1,4 @@
-"""Lost and stuck peers get a name: heartbeats over the store, an alarm that reaches all ranks, a watchdog.
+"""Lost and stuck peers get a name: heartbeats over the store, an alarm that reaches all ranks.
 
 A survivor judges others by whether their counters advance while it looks, on its own clock; where a peer runs on the
 same machine, /proc says at once and for certain. `doing` texts begin with "step N:", and hold "wait" while a rank
@@ -287,61 +287,6 @@ class Peers:
         # The interpreter is about to end: a daemon thread caught inside the store's C++ code would abort it.
         self.farewell(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
         self.close()
-
-
-class Watch:
-    """Calls `on_late(text)` once for everything begun that has not ended `timeout` seconds later.
-
-    For collectives that never end by themselves (NCCL). `on_late` runs on the watch's thread and must not raise.
-    """
-
-    def __init__(self, timeout: float, on_late: Callable[[str], None]) -> None:
-        self._timeout = timeout
-        self._on_late = on_late
-        self._pending: dict[int, tuple[float, str]] = {}  # in order of deadline, since all have the same timeout
-        self._next = 0
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="syncline-watch", daemon=True)
-        self._thread.start()
-
-    def begin(self, text: str) -> int:
-        """Start the clock of something; returns the token to end it with."""
-        with self._changed:
-            self._next += 1
-            self._pending[self._next] = (time.monotonic() + self._timeout, text)
-            if len(self._pending) == 1:
-                self._changed.notify()
-            return self._next
-
-    def end(self, token: int) -> None:
-        """Stop the clock of what `begin` gave this token for; also when it was late."""
-        with self._changed:
-            self._pending.pop(token, None)
-
-    def close(self) -> None:
-        """Forget everything and end the thread. May be called more than once, also by `on_late`."""
-        with self._changed:
-            self._closed = True
-            self._pending.clear()
-            self._changed.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (text := self._wait_for_late()) is not None:
-            self._on_late(text)
-
-    def _wait_for_late(self) -> str | None:
-        with self._changed:
-            while not self._closed:
-                token, (deadline, text) = next(iter(self._pending.items()), (0, (float("inf"), "")))
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    del self._pending[token]
-                    return text
-                self._changed.wait(left if token else None)
-        return None
 
 
 def _base(store: Store) -> Store:

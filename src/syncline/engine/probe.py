@@ -17,6 +17,8 @@ from syncline.sim import fit
 
 _SIZES = (1 << 14, 1 << 17, 1 << 19)
 """Values of the messages that are timed, float32."""
+_TAPPED = 1 << 18
+"""Values of the message by which a running job's link is watched."""
 _REPEATS = 3
 _TIMED = 2
 
@@ -36,6 +38,18 @@ def link_samples(link: Link, device: torch.device) -> list[tuple[float, float]]:
                 took.append(seconds)
         samples.append((sent, statistics.median(took)))
     return samples
+
+
+def dense_seconds(link: Link, device: torch.device, total: int) -> float:
+    """What a plain all-reduce of `total` bytes takes, judged by messages of 1 MiB."""
+    tensor = torch.zeros(_TAPPED, device=device)
+    took = []
+    for _ in range(_TIMED + 1):
+        begin = _now(device)
+        link.ask(Mean(tensor))
+        took.append(_now(device) - begin)
+    # The first warms up (an idle shaper lets it pass too fast); what disturbs the others can only add to them.
+    return min(took[1:]) * total / tensor.nbytes
 
 
 def line_of(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -49,12 +49,13 @@ class Profile:
     def note(self, name: str) -> None:
         """`ended` (backward), `updating`, `updated`."""
         self._now[name] = self._mark()
+        self._now[f"cpu {name}"] = time.thread_time()
 
     def stepped(self) -> list[Noted]:
         """A step is over; tickets for the next one, a parameter each."""
         if "ended" in self._now and "begun" in self._now:
             self._steps.append(self._now)
-        self._now = {"begun": self._mark()}
+        self._now = {"begun": self._mark(), "cpu begun": time.thread_time()}
         return [Noted(self, slot) for slot in self._slots]
 
     @property
@@ -63,7 +64,7 @@ class Profile:
         return len(self._steps)
 
     def table(self) -> list[float]:
-        """Seconds: data, forward, backward, update, tail, then first uses and completions by parameter; medians."""
+        """Seconds: data, forward, backward, update; `stretch`; first uses and completions by parameter; medians."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
         rows = [self._row(step) for step in self._steps]
@@ -83,9 +84,10 @@ class Profile:
         turn = last + (first_complete - last) / 3
         touches = [min(max(t, begin), turn) - begin if t >= 0 else 0.0 for t in touches]
         updating, updated = at("updating", end), at("updated", end)
-        tail = 0.0
+        # What a second of the training thread's CPU takes: 2 where two ranks share a core.
+        stretch = max(1.0, end / max(1e-9, step["cpu ended"] - step["cpu begun"]))
         return [
-            begin, turn - begin, end - turn, max(0.0, updated - updating), tail, *touches,
+            begin, turn - begin, end - turn, max(0.0, updated - updating), stretch, *touches,
             *(max(0.0, c - turn) for c in completions),
         ]  # fmt: skip
 

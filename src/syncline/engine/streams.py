@@ -74,7 +74,6 @@ class Streams:
         self._next = 0
         self._now: Any = None
         self._issued: deque[tuple[float, str, Any]] = deque()
-        self._groups: list[Any] = []
         self._closing = threading.Event()
         self._timeout = watched.timeout
         self._thread = threading.Thread(target=self._look, name="syncline-late", daemon=True)

@@ -1,17 +1,21 @@
 """The engine's records of parameters and units: what a plan's row is at run time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from syncline.codecs import build
-from syncline.engine.cells import cells_of
+from syncline.engine.cells import States, cells_of
 from syncline.engine.flow import Launch
+from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Unit
+
+if TYPE_CHECKING:
+    from syncline.engine.sync import Sync
 
 
 @dataclass(eq=False)
@@ -32,7 +36,7 @@ class Slot:
 class UnitRun:
     """A row of the plan at work: its parameters, its launches, and the gradients in flight."""
 
-    def __init__(self, row: Unit, slots: Sequence[Slot], links: dict[str, list[Link]]) -> None:
+    def __init__(self, row: Unit, slots: Sequence[Slot], links: Mapping[str, list[Link]]) -> None:
         self.row, self.slots = row, list(slots)
         self.codec = build(row.codec)
         shapes = [tuple(slot.parameter.shape) for slot in slots]
@@ -55,10 +59,12 @@ class UnitRun:
         for slot in slots:
             slot.unit = self
 
-    def again(self) -> "UnitRun":
+    def again(self, links: Mapping[str, list[Link]]) -> "UnitRun":
         """This unit in another plan that has it just so."""
         for slot in self.slots:
             slot.unit = self
+        for launch in self.launches:
+            launch.links = links[self.row.exchange]
         return self
 
     def begin(self) -> None:
@@ -69,6 +75,26 @@ class UnitRun:
             slot.fired = False
         for launch in self.launches:
             launch.ready = launch.done = False
+
+    def collect(self) -> None:
+        """The gradients are complete: take them as they are."""
+        again = self.fresh
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if grad is None:
+                # Unused on all ranks: nothing of it is kept, but every rank sends the same.
+                self.grads.append(torch.zeros_like(slot.alias))
+                self.targets.append(None)
+                continue
+            if grad.layout != torch.strided:
+                raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
+            again = again and grad is slot.grad
+            slot.grad = grad
+            self.grads.append(grad.detach())
+            self.targets.append(grad)
+        for launch in self.launches:
+            launch.chain = again
+        self.fresh = True
 
     def drop(self) -> None:
         """Nothing is in flight: let go of gradients that the user may have let go of."""
@@ -99,3 +125,46 @@ class UnitRun:
         last = first + values.numel()
         index = torch.arange(first, last, device=target.device)
         target[torch.unravel_index(index, target.shape)] = values.view(-1)
+
+
+def units_of(
+    rows: Sequence[Unit], slots: Sequence[Slot], links: Mapping[str, list[Link]], states: States, *,
+    before: Sequence[UnitRun],
+) -> list[UnitRun]:  # fmt: skip
+    """The units of the parameters that train now, with their state.
+
+    A unit of `before` that stays as it is keeps what its last exchange left until a step commits it.
+    """
+    by_name, old = {slot.name: slot for slot in slots}, {unit.row: unit for unit in before}
+    for slot in slots:
+        slot.unit = None
+    units = []
+    for row in rows:
+        mine = [by_name[name] for name in row.parameters if by_name[name].parameter.requires_grad]
+        if not mine:
+            continue
+        if row in old and old[row].slots == mine:
+            units.append(old[row].again(links))
+            continue
+        units.append(UnitRun(row, mine, links))
+        for launch in units[-1].launches:
+            for cell in launch.cells:
+                cell.load(states)
+    return units
+
+
+class Exchanged:
+    """The ticket of a gradient between backward and step."""
+
+    def __init__(self, sync: "Sync", unit: UnitRun) -> None:
+        self._sync, self._unit = sync, unit
+
+    def wait(self) -> None:
+        """Wait for the unit's exchange."""
+        self._sync._gradient_touched()
+        self._unit.exchanged.wait()
+
+    def settled(self) -> bool:
+        """Whether the averaged gradient is there."""
+        done: bool = self._unit.exchanged.settled()
+        return done

@@ -4,12 +4,11 @@ An exchange is a generator: it encodes, decodes and merges in plain code, and yi
 The driver of real ranks is `link.py`; `emulate.py` runs all ranks in one process.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from syncline.codecs import Merge, Out
@@ -63,7 +62,7 @@ class Piece:
     """
 
     def __init__(self, merge: Merge, start: int, stop: int) -> None:
-        self.request = merge
+        self.request, self.start = merge, start
         self.values = merge.tensor[start:stop]
         self.own = self.values
         self.count = stop - start
@@ -74,7 +73,11 @@ class Piece:
         """Write values for the wire. What gets lost is booked to this rank, times `weight` for a mean of so many."""
         payload: Payload = self.request.coder.encode(values, seed=self.request.seed)
         buffer = pack(payload)
-        if not self.request.coder.writes(values.dtype):
+        if self.request.coder.writes(values.dtype):
+            return buffer
+        if values is self.values and self.own is values and weight == 1:
+            self.own = self.decode(buffer)
+        else:
             self.own = self.own - (values - self.decode(buffer)) * weight
         return buffer
 
@@ -108,5 +111,18 @@ def pieces(merge: Merge, parts: int) -> list[Piece]:
 
 def result(cut: list[Piece], finals: list[Tensor]) -> Out:
     """The answer from every piece's final buffer, decoded by everybody alike."""
-    mean = torch.cat([piece.decode(buffer) for piece, buffer in zip(cut, finals, strict=True)])
-    return Out(mean, torch.cat([piece.own for piece in cut]))
+    exact = all(piece.own is piece.values for piece in cut)
+    own = cut[0].request.tensor if exact else _joined(cut, lambda piece, _: piece.own)
+    return Out(_joined(cut, lambda piece, at: piece.decode(finals[at])), own)
+
+
+def _joined(cut: list[Piece], part: Callable[[Piece, int], Tensor]) -> Tensor:
+    """One tensor, filled piece by piece: fresh memory is dear, and what one piece took the next one uses again."""
+    whole: Tensor | None = None
+    for at, piece in enumerate(cut):
+        values = part(piece, at)
+        if whole is None:
+            whole = values.new_empty(piece.request.tensor.numel())
+        whole[piece.start : piece.start + piece.count] = values
+    assert whole is not None
+    return whole

@@ -9,6 +9,7 @@ from typing import Any
 from syncline.errors import UsageError
 
 VERSION = 1
+_OVER = " over "
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,15 @@ class Costs:
     """By parameter: when its gradient is complete, from the backward pass's start, waits left out."""
     link: Link
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+    """By spec, measured without a network."""
     update: Curve = field(default_factory=Curve)
     data: float = 0.0
     tail: float = 0.0
     lanes: int = 4
     contention: float = 0.0
     """What a second of codec work takes from compute that runs beside it."""
+    carried: Mapping[str, CodecCost] = field(default_factory=dict)
+    """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; goes before `codecs`."""
 
     def __post_init__(self) -> None:
         times = (self.forward, self.backward, self.data, self.tail, self.link.latency)
@@ -89,9 +93,19 @@ class Costs:
                 " more than 0, and 0 or more"
             )
 
+    @property
+    def specs(self) -> list[str]:
+        """The codecs that were measured."""
+        return list(dict.fromkeys([*self.codecs, *(name.rpartition(_OVER)[0] for name in self.carried)]))
+
     def to_json(self) -> str:
         """As text, for a run folder."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+def over(codec: str, exchange: str) -> str:
+    """The name of a codec on an exchange, in `Costs.carried`."""
+    return f"{codec}{_OVER}{exchange}"
 
 
 def load_costs(path: Path) -> Costs:
@@ -102,10 +116,11 @@ def load_costs(path: Path) -> Costs:
             raise UsageError(f"{path} holds no cost curves of version {VERSION}: measure again with syncline plan")
         table["link"] = Link(**table["link"])
         table["update"] = Curve(**table["update"])
-        table["codecs"] = {
-            name: CodecCost(**{stage: Curve(**line) for stage, line in stages.items()})
-            for name, stages in table["codecs"].items()
-        }
+        for kind in ("codecs", "carried"):
+            table[kind] = {
+                name: CodecCost(**{stage: Curve(**line) for stage, line in stages.items()})
+                for name, stages in table.get(kind, {}).items()
+            }
         return Costs(**table)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None

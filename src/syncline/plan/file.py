@@ -2,13 +2,13 @@
 
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError, unknown
+from syncline.files import write_text
 from syncline.plan import check
 from syncline.plan.table import Plan
 from syncline.plan.unit import Fact, Part, Unit
@@ -34,6 +34,14 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan, in one move: a reader sees the old file or the new one. What `load` would refuse is an error."""
+    try:
+        write_text(text_of(plan), path)
+    except OSError as error:
+        raise UsageError(f"cannot write the plan '{path}': {error.strerror}") from None
+
+
+def text_of(plan: Plan) -> str:
+    """The plan as its file has it."""
     check.table(plan.units, plan.order)
     names = {unit.name: unit for unit in plan.units}
     lines = [_HEADER, f"version = {VERSION}\n", "order = ["]
@@ -46,26 +54,33 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
         lines += [f"parameters = [{', '.join(map(_text, unit.parameters))}]"]
         lines += [f"codec = {_text(unit.codec)}", f"exchange = {_text(unit.exchange)}"]
         lines += [f"partitions = {unit.partitions}"] * (unit.partitions != 1) + [""]
-    _write("\n".join(lines), Path(path))
+    return "\n".join(lines)
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
     """Read a plan; a `UsageError` names the file and the first thing that is wrong in it."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"there is no plan '{path}': give the path of a file that syncline.plan.save wrote") from None
     except OSError as error:
         raise UsageError(f"cannot read the plan '{path}': {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan '{path}' is not text in UTF-8: save it as UTF-8") from None
+    return parse(text, of=f"plan '{path}'")
+
+
+def parse(text: str, *, of: str = "the plan") -> Plan:
+    """The plan of a file's text; `of` names it in errors."""
+    try:
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"plan '{path}' is not valid TOML: {error}") from None
+        raise UsageError(f"{of} is not valid TOML: {error}") from None
     try:
         plan = _plan(content)
         check.table(plan.units, plan.order)
     except UsageError as error:
-        raise UsageError(f"plan '{path}': {error}") from None
+        raise UsageError(f"{of}: {error}") from None
     return plan
 
 
@@ -148,21 +163,3 @@ def _text(text: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise UsageError(f"{text!r} is not valid Unicode, which a plan's file needs: rename it")
     return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
-
-
-def _write(text: str, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes it private; all ranks' users read a plan
-            os.replace(temporary, target)  # noqa: PTH105 - the atomic move, by its own name
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write the plan '{target}': {error.strerror}") from None

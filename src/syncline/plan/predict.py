@@ -9,7 +9,7 @@ import torch
 from syncline import codecs, exchange
 from syncline.codecs.build import LATE
 from syncline.codecs.build import Round as Sent
-from syncline.plan.costs import CodecCost, Costs, Curve
+from syncline.plan.costs import CodecCost, Costs, Curve, over
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Job, Layer, Network, Outcome, Round, Scenario, simulate
@@ -82,13 +82,15 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
     sizes = tuple(shape.shape for shape in members)
     one = launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, costs.world)
     values = sum(shape.values for shape in members) / unit.partitions
-    cost = cost_of(unit.codec, costs)
+    carried = carried_cost(unit.codec, unit.exchange, costs)
+    cost = carried or cost_of(unit.codec, costs)
     encode, between, decode = (_seconds(line, values, one.cells) for line in (cost.encode, cost.between, cost.decode))
-    halves, between = 1, between if len(one.sent) > 1 else 0.0
-    if len(one.sent) and _merges(unit.codec, unit.exchange):
+    halves = 2 if len(one.sent) and _merges(unit.codec, unit.exchange) else 1
+    if len(one.sent) < 2 and (carried is None or halves < 2):
+        between = 0.0
+    if halves > 1 and carried is None:
         # The curves are those of an all-gather, where a rank decodes every rank's payload. Here it sends its shards,
         # decodes and merges a share of every payload, encodes the merged share, and decodes the whole once.
-        halves = 2
         single, share = decode / costs.world, 1 / costs.world
         between += len(one.sent) * (single * (1 - share) + _seconds(cost.encode, values * share, one.cells))
         decode = single
@@ -98,6 +100,15 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
         for _ in range(halves)
     )
     return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
+
+
+def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
+    """What was measured of a codec over an exchange, if it was."""
+    found = costs.carried.get(over(codec, carrier))
+    if found is None and costs.carried:
+        same = (spec for spec in costs.specs if built(spec).text == built(codec).text)
+        found = next((costs.carried[name] for spec in same if (name := over(spec, carrier)) in costs.carried), None)
+    return found
 
 
 def cost_of(codec: str, costs: Costs) -> CodecCost:

@@ -62,7 +62,7 @@ def at(costs: Costs, setting: Setting) -> Costs:
         costs,
         world=setting.ranks,
         link=Link(costs.link.latency * hops * setting.latency, setting.bytes_per_s),
-        codecs={name: _decoding(name, cost, more) for name, cost in costs.codecs.items()},
+        **_decoded(costs, more),  # type: ignore[arg-type]
     )
 
 
@@ -202,8 +202,7 @@ def _counted(costs: Costs) -> Costs:
     if costs.world <= COUNTED:
         return costs
     fewer = STAND_IN / costs.world
-    codecs = {name: _decoding(name, cost, fewer) for name, cost in costs.codecs.items()}
-    return replace(costs, world=STAND_IN, codecs=codecs)
+    return replace(costs, world=STAND_IN, **_decoded(costs, fewer))  # type: ignore[arg-type]
 
 
 def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
@@ -226,9 +225,16 @@ def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
     return base.with_(jobs=tuple(jobs))
 
 
-def _decoding(name: str, cost: CodecCost, more: float) -> CodecCost:
-    """Curves are those of the codec's first exchange: in an all-gather every rank decodes everybody's payload."""
-    if more == 1 or carriers(name, 2)[0] != "allgather":
+def _decoded(costs: Costs, more: float) -> dict[str, dict[str, CodecCost]]:
+    """The costs of codecs among so many times as many ranks; without an exchange's name they are of the first."""
+    plain = {name: _decoding(carriers(name, 2)[0], cost, more) for name, cost in costs.codecs.items()}
+    carried = {name: _decoding(name.rpartition(" ")[2], cost, more) for name, cost in costs.carried.items()}
+    return {"codecs": plain, "carried": carried}
+
+
+def _decoding(carrier: str, cost: CodecCost, more: float) -> CodecCost:
+    """In an all-gather every rank decodes everybody's payload."""
+    if more == 1 or carrier != "allgather":
         return cost
     return replace(cost, decode=Curve(cost.decode.fixed * more, cost.decode.each * more))
 

@@ -52,6 +52,12 @@ def remarks(row: Row) -> list[str]:
         )
     if row.wire_ratio is not None and abs(row.wire_ratio - 1) > 0.15:
         found.append(f"Its link carried {percent(row.wire_ratio)} of the formula's bytes.")
+    planned = row.run.get("planned_at", [])
+    if len(planned) > 1:
+        again = ", ".join(map(str, planned[1:]))
+        found.append(
+            f"It planned after step {planned[0]}, and again after step {again}, when what it measured had drifted."
+        )
     if row.nearest and workers(row.run) > 1 and _losses_match(row):
         gap = row.nearest.difference
         exact = f"to within {gap:.1e}" if gap else "to the last bit"

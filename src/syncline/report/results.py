@@ -7,11 +7,11 @@ that does not exist (a loss that overflowed, a figure of a crashed run) is null:
 import json
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from syncline.errors import UsageError
+from syncline.files import write_text
 
 SCHEMA = 1
 """The version this code writes; it reads this one and older ones."""
@@ -73,6 +73,8 @@ class Rank(TypedDict, total=False):
     test_accuracy: float | None
     breakdown: dict[str, float | None]
     wire: RankWire
+    planned_at: list[int]
+    """Steps that were over when a plan came into use: the first one, and one for each drift."""
 
 
 class Epoch(TypedDict):
@@ -82,6 +84,13 @@ class Epoch(TypedDict):
     train_s: float | None
     test_s: NotRequired[float | None]
     loss: NotRequired[float | None]
+
+
+class LinkChange(TypedDict):
+    """From `step` on (counted from 0), the links carry `bandwidth` bits/s; null when nothing shapes them."""
+
+    step: int
+    bandwidth: int | None
 
 
 class Run(TypedDict, total=False):
@@ -109,6 +118,8 @@ class Run(TypedDict, total=False):
     breakdown: dict[str, float | None]
     epochs: list[Epoch]
     buffer_divergence: float | None
+    planned_at: list[int]
+    link_changes: list[LinkChange]
     ranks: list[Rank]
 
 
@@ -119,6 +130,7 @@ class Network(TypedDict):
     nodes: int
     bandwidth: int | None
     note: NotRequired[str | None]
+    changes: NotRequired[list[LinkChange]]
 
 
 class Results(TypedDict):
@@ -153,25 +165,8 @@ def load(path: str | os.PathLike[str]) -> Results:
 
 def save(results: Results, path: str | os.PathLike[str]) -> None:
     """Write `results` to `path` in one move: a reader sees the old file or the new one, never half of it."""
-    text = json.dumps(_strict(results), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(strict(results), indent=1, allow_nan=False) + "\n"
     write_text(text, path)
-
-
-def write_text(text: str, path: str | os.PathLike[str]) -> None:
-    """Put `text` in place of `path` atomically, through a temporary file beside it."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes it private; a report is for colleagues too
-        os.replace(temporary, target)  # noqa: PTH105 - the atomic move, by its own name
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def validate(content: Any, *, name: str = "these results") -> Results:
@@ -199,11 +194,12 @@ def ok(run: Run) -> bool:
     return run.get("status") == "ok"
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """`value` with null for every number that JSON does not have."""
     if isinstance(value, dict):
-        return {str(k): _strict(v) for k, v in value.items()}
+        return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(v) for v in value]
+        return [strict(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -132,11 +132,13 @@ _RANK = _table(
         "step_ms_series": _SERIES,
         "test_accuracy": _number,
         "breakdown": _PARTS,
+        "planned_at": _each(_count),
         "wire": _table(
             {}, {"measured": _flag} | dict.fromkeys(("sent", "received", "theory_sent", "theory_received"), _number)
         ),
     },
 )
+_CHANGES = _each(_table({"step": _count, "bandwidth": _number}))
 _EPOCH = _table({"epoch": _count, "train_s": _number}, {"test_s": _number, "loss": _number})
 _RUN = _table(
     {"strategy": _text, "status": _status},
@@ -154,6 +156,8 @@ _RUN = _table(
         "wire": _WIRE,
         "breakdown": _PARTS,
         "epochs": _each(_EPOCH),
+        "planned_at": _each(_count),
+        "link_changes": _CHANGES,
         "ranks": _each(_RANK),
     }
     | dict.fromkeys(("first_step_ms", "test_accuracy", "test_loss", "samples_per_s", "syncs_per_s"), _number)
@@ -170,7 +174,16 @@ _RESULTS = _table(
         "title": _text,
         "config": _shallow,
         "environment": _shallow,
-        "network": _table({}, {"emulated": _flag, "nodes": _count, "bandwidth": _number, "note": _optional(_text)}),
+        "network": _table(
+            {},
+            {
+                "emulated": _flag,
+                "nodes": _count,
+                "bandwidth": _number,
+                "note": _optional(_text),
+                "changes": _CHANGES,
+            },
+        ),
         "warnings": _each(_text),
     },
 )

@@ -142,7 +142,7 @@ def _detail(part: str, row: Row, results: Results) -> str:
         return ""
     text = f": the busiest rank's link carries {_bytes(row, moved)} a step"
     speed = finite(results.get("network", {}).get("bandwidth"))
-    if not speed:
+    if not speed or results["network"].get("changes"):
         return text
     floor = moved * 8000 / speed
     # While a rank waits for a late one, others already send: only what neither part shows ran behind compute.

@@ -3,9 +3,10 @@
 import os
 from typing import TYPE_CHECKING
 
+from syncline.files import write_text
 from syncline.report.figures import printable
 from syncline.report.remarks import cautions
-from syncline.report.results import Results, write_text
+from syncline.report.results import Results
 from syncline.report.verdict import headline, verdicts
 
 if TYPE_CHECKING:

@@ -98,12 +98,13 @@ class Recorder:
         """The first step of which no span was dropped."""
         return self._rows[0][3] + 1 if self.dropped else 0
 
-    def spans(self) -> list[Span]:
-        """All kept spans as records, steps last. On CUDA this waits for the events it reads."""
+    def spans(self, first_step: int = 0) -> list[Span]:
+        """The kept spans from a step on as records, steps last. On CUDA this waits for the events it reads."""
+        rows = [row for row in (*list(self._rows), *list(self._steps)) if row[3] >= first_step]
         return _cut_blocked(
             [
                 Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
-                for lane, name, unit, step, start, end, size in (*list(self._rows), *list(self._steps))
+                for lane, name, unit, step, start, end, size in rows
             ]
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from syncline.engine.auto import REPLAN
 from syncline.report.stats import summary
 from syncline.trace import PHASES, Span, partition, shares, split_waits
 from syncline.train.strategies import load
@@ -21,7 +22,8 @@ def assemble(
     workers = [record for record in records if "losses" in record]
     whole = max(record["whole_from"] for record in workers)
     entries = [_rank(record, [s for s in spans if s.rank == record["rank"]], whole) for record in workers]
-    series = [max(values) for values in zip(*(entry["step_ms_series"] for entry in entries), strict=True)]
+    # Not the maximum: ranks that overlap steps are early in one and late in the next, and it would count delays twice.
+    series = [sum(values) / len(values) for values in zip(*(e["step_ms_series"] for e in entries), strict=True)]
     steady = summary(_steady(series, workers[0].get("resumed_at", ())))
     measured = all(record.get("wire") is not None for record in records)
     theory = max(record["theory"]["serial"] for record in records)
@@ -48,6 +50,7 @@ def assemble(
         "breakdown": {phase: _mean([entry["breakdown"][phase] for entry in entries]) for phase in PHASES},
         "epochs": [_epoch([r["epochs"][i] for r in workers]) for i in range(len(workers[0]["epochs"]))],
         "buffer_divergence": max(r["buffer_divergence"] for r in workers),
+        "planned_at": entries[0]["planned_at"],
         "ranks": entries,
     }
 
@@ -70,6 +73,7 @@ def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> 
         "loss": record["losses"],
         "test_accuracy": record["accuracy"],
         "breakdown": shares(steady) if steady else dict.fromkeys(PHASES),
+        "planned_at": sorted({s.step + 1 for s in spans if s.name == REPLAN}),
         "wire": {
             "measured": wire is not None,
             "sent": theory["sent"] if wire is None else wire["sent"],

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from syncline.report.results import write_text
+from syncline.files import write_text
 
 FORMAT = 1
 KEPT = 2

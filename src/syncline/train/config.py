@@ -51,6 +51,8 @@ class Cluster:
     bandwidth: str = ""
     latency: str = ""
     loss: float = 0.0
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """Bandwidths that the links get later: from which step of each run on, `{"20": "100Mbit"}`; "" is no limit."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -161,6 +163,8 @@ def _set(node: Any, path: list[str], value: Any, full: str) -> Any:
         raise unknown("setting", full, _keys())
     current = getattr(node, path[0])
     if len(path) > 1:
+        if isinstance(current, Mapping) and len(path) == 2:
+            return replace(node, **{path[0]: _convert(known[path[0]].type, {**current, path[1]: value}, full)})
         if not hasattr(current, "__dataclass_fields__"):
             raise unknown("setting", full, _keys())
         return replace(node, **{path[0]: _set(current, path[1:], value, full)})
@@ -177,6 +181,10 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
     if get_origin(kind) is tuple:
         items = split(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         return tuple(_convert(get_args(kind)[0], item, key) for item in items)
+    if get_origin(kind) is Mapping:
+        if not isinstance(value, Mapping):
+            raise UsageError(f'{key} takes a table, such as {{20 = "100Mbit"}}, not {value!r}')
+        return {name: _convert(get_args(kind)[1], item, key) for name, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,18 @@ class Outcome:
     """Bytes a step, over all steps but the first ones."""
 
 
+class Gate(Protocol):
+    """Lets a loop take turns with other programs on the machine."""
+
+    def due(self, step: int) -> bool:
+        """Whether the turn ends before this step."""
+        ...
+
+    def wait(self, loop: "Loop", outcome: Outcome) -> bool:
+        """Return when it is the loop's turn again; False ends the training. Nothing is in flight meanwhile."""
+        ...
+
+
 @dataclass(frozen=True)
 class Loop:
     """All that the loop needs; `run` does the rest."""
@@ -67,6 +79,7 @@ class Loop:
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes none."""
     checkpoint: Callable[[Outcome], None] | None = None
+    gate: Gate | None = None
 
     def run(self, begun: Outcome | None = None) -> Outcome:
         """Train, on from where `begun` had come; a row a step goes to the log as it happens."""
@@ -75,11 +88,18 @@ class Loop:
         first, total = len(outcome.losses), self.epochs * self.steps
         warm = max(synchroniser.warm_steps for synchroniser in self.synchronisers)
         first_counted = max(first, min(first + warm, total - 2))
+        going = True
         with self.log.open("a" if first else "w") as log:
             for epoch in range(first // self.steps, self.epochs):
                 started = time.perf_counter() - outcome.epoch_s
                 rows: list[tuple[int, Tensor]] = []
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
+                    if self.gate is not None and self.gate.due(step):
+                        self._rest()
+                        self._write(log, epoch, rows, outcome)
+                        going = self.gate.wait(self, outcome)
+                        if not going:
+                            break
                     rows.append((step, self._step(step)))
                     if step == first_counted and self.count_wire:
                         self._finish_work()
@@ -100,6 +120,8 @@ class Loop:
                 if self._due((epoch + 1) * self.steps):
                     self._finish_work()
                     self._save(outcome)
+                if not going:
+                    break
         if first_reading is not None and total - 1 > first_counted:
             moved = outcome.epochs[-1].pop("wire").since(first_reading)
             steps = total - 1 - first_counted
@@ -132,6 +154,12 @@ class Loop:
             synchroniser.finish()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def _rest(self) -> None:
+        """Nothing is in flight, and memory that only a step needs is there for others."""
+        self._finish_work()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _step(self, step: int) -> Tensor:
         recorder = self.recorder

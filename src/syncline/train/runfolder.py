@@ -15,6 +15,7 @@ import torch
 
 import syncline
 from syncline.errors import UsageError
+from syncline.files import write_text
 from syncline.report import results as results_file
 from syncline.report.results import Results
 from syncline.report.write import write_html
@@ -50,7 +51,7 @@ class RunFolder:
         """Undo: nothing was run, so nothing is kept, and an earlier run goes back to its place."""
         if self._before is not None:
             for name, text in self._before.items():
-                results_file.write_text(text, self.path / name)
+                write_text(text, self.path / name)
             return
         shutil.rmtree(self.path)
         if self._aside is not None:
@@ -59,7 +60,7 @@ class RunFolder:
     def describe(self, config: Config, environment: dict[str, Any]) -> None:
         """Write what was asked and on what it runs, before anything can fail."""
         for name, content in zip(_DESCRIPTIONS, (config.as_dict(), environment), strict=True):
-            results_file.write_text(json.dumps(content, indent=1) + "\n", self.path / name)
+            write_text(json.dumps(content, indent=1) + "\n", self.path / name)
 
     def strategy(self, name: str, *, world_size: int, several: bool) -> Path:
         """A folder for one strategy's logs, steps and trace."""

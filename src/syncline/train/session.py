@@ -6,33 +6,29 @@ what was computed before it is kept.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 import syncline
 from syncline._compat import FileStore
-from syncline.cluster.capabilities import capabilities
-from syncline.cluster.gpu import Mps, rank_environment
 from syncline.cluster.launch import Place, Report, launch, warm_up
-from syncline.cluster.nodes import Cluster, Node
+from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import SCHEMA, Results
 from syncline.trace.export import write_chrome_trace
 from syncline.train.assemble import assemble, spans_of
+from syncline.train.changes import Links, as_rows, parse_changes
 from syncline.train.config import CHECKPOINTS, Config, Train
+from syncline.train.places import emulated, places, shared_gpu
 from syncline.train.resume import Resume, check_resumable, choose
 from syncline.train.runfolder import RunFolder, busy_share, cores, environment
 from syncline.train.strategies import load
 from syncline.train.worker import Assignment, run_rank
 
 _BUSY = 0.2
-_THIS_MACHINE = Node(index=0, name="localhost", address="127.0.0.1", interface="lo", netns="")
 
 
 class Watcher(Protocol):
@@ -60,6 +56,7 @@ def plan_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[P
     With a `fixed` world size (a launcher's) aggregators are taken out of it, else they come on top.
     """
     _check_numbers(config.train)
+    parse_changes(config)
     if not config.compare.strategies:
         raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
     sizes = config.compare.scale or (world_size,)
@@ -106,10 +103,8 @@ def _plan(config: Config, name: str, size: int, *, fixed: bool) -> Planned:
     return Planned(name, workers, strategy.servers if size > 1 else 0, train)
 
 
-def run_session(
-    config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
-) -> tuple[Path, Results]:
-    """Run everything on this machine, or go on with the run in `resume`; returns the run folder and the results."""
+def ranks_asked(config: Config) -> int:
+    """How many ranks train on this machine."""
     nodes, nproc = config.cluster.nodes, config.cluster.nproc or config.cluster.nodes or 4
     if min(nodes, nproc, config.cluster.nproc) < 0:
         raise UsageError("--nproc and --nodes must be positive")
@@ -117,13 +112,21 @@ def run_session(
         raise UsageError(
             f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
         )
-    runs = plan_runs(config, world_size=nproc)
+    return nproc
+
+
+def run_session(
+    config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
+) -> tuple[Path, Results]:
+    """Run everything on this machine, or go on with the run in `resume`; returns the run folder and the results."""
+    nodes = config.cluster.nodes
+    runs = plan_runs(config, world_size=ranks_asked(config))
     check_resumable(config, resumed=resume is not None)
     chosen = None if resume is None else choose(resume, config, workers=runs[0].workers)
     for size in config.compare.scale if nodes else ():
         if size > nodes and size % nodes:
             raise UsageError(f"{size} ranks do not divide over {nodes} nodes: leave {size} out of --scale")
-    with _cluster(config, max(run.servers for run in runs)) as (cluster, note):
+    with emulated(config, servers=max(run.servers for run in runs)) as (cluster, note):
         folder = RunFolder(out, label=config.train.model) if chosen is None else RunFolder.reopen(chosen.run)
         results = start_results(config, folder, cluster=cluster, note=note, resume=chosen)
         for text in results["warnings"]:
@@ -161,6 +164,8 @@ def start_results(
     """The results without runs, saved, with the warnings that hold for all of them."""
     facts = environment()
     folder.describe(config, facts)
+    changes = parse_changes(config) if cluster is not None else ()
+    changing = [f"the links change during each run: {', '.join(change.text for change in changes)}"] if changes else []
     results: Results = {
         "schema": SCHEMA,
         "syncline": syncline.__version__,
@@ -174,9 +179,11 @@ def start_results(
             "bandwidth": cluster.bandwidth if cluster is not None else None,
             "note": note,
         },
-        "warnings": [*([note] if note else []), *(resume.warnings if resume else ())],
+        "warnings": [*([note] if note else []), *changing, *(resume.warnings if resume else ())],
         "runs": [],
     }
+    if changes:
+        results["network"]["changes"] = as_rows(changes)
     busy = busy_share()
     if busy > _BUSY:
         results["warnings"].append(
@@ -187,31 +194,12 @@ def start_results(
     return results
 
 
-@contextmanager
-def _cluster(config: Config, servers: int) -> Iterator[tuple[Cluster | None, str | None]]:
-    """The emulated nodes, or none and the reason why."""
-    asked = config.cluster
-    if not asked.nodes:
-        if asked.bandwidth or asked.latency or asked.loss:
-            raise UsageError("--bandwidth, latency and loss shape the links between nodes: add --nodes N")
-        yield None, None
-        return
-    able = capabilities()
-    if not able.can_namespaces:
-        yield None, f"nodes cannot be emulated here ({able.why}): plain local ranks, unshaped network"
-        return
-    with Cluster(
-        asked.nodes + servers,
-        bandwidth=asked.bandwidth or None,
-        latency=asked.latency or None,
-        loss=asked.loss or None,
-    ) as cluster:
-        yield cluster, None
-
-
 def _run(
     run: Planned, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher, resume: Resume | None
 ) -> dict[str, Any]:
+    first_step = 0 if resume is None else resume.step
+    links = Links(cluster, config)
+    links.begin(first_step)
     assignment = Assignment(
         strategy=run.strategy,
         train=run.train,
@@ -224,24 +212,25 @@ def _run(
         launched_ns=time.perf_counter_ns(),
         checkpoints=str(checkpoints_of(folder)),
         resume="" if resume is None else str(resume.checkpoint),
-        first_step=0 if resume is None else resume.step,
+        first_step=first_step,
     )
 
     def message(rank: int, content: dict[str, Any]) -> None:
         if rank == 0:
+            links.reported(content["step"])
             watcher.step(content)
 
     store = folder / "rendezvous"
     store.unlink(missing_ok=True)  # a process that was killed leaves its own
     try:
-        with ExitStack() as stack:
-            places = _places(run, config, cluster, stack)
-            records = launch(_rank_main, places, (assignment, str(store)), logs=folder, on_message=message)
+        with shared_gpu(config.train, run.workers + run.servers) as variables:
+            where = places(config, workers=run.workers, servers=run.servers, cluster=cluster, variables=variables)
+            records = launch(_rank_main, where, (assignment, str(store)), logs=folder, on_message=message)
     except RankFailure as failure:
-        return crashed(run, failure, folder)
+        return crashed(run, failure, folder) | links.row()
     finally:
         store.unlink(missing_ok=True)
-    return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1)
+    return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1) | links.row()
 
 
 def checkpoints_of(folder: Path) -> Path:
@@ -256,34 +245,6 @@ def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) ->
     return run_rank(
         assignment, rank=place.rank, local_rank=place.local_rank, node=place.node, store=store, progress=report
     )
-
-
-def _places(run: Planned, config: Config, cluster: Cluster | None, stack: ExitStack) -> list[Place]:
-    world_size = run.workers + run.servers
-    gpus = torch.cuda.device_count() if config.train.device in ("auto", "cuda") else 0
-    shared = gpus > 0 and world_size > gpus
-    base = stack.enter_context(Mps()) if shared else {}
-    nodes = config.cluster.nodes or 1
-    per_node = -(-run.workers // nodes)
-    places = []
-    for rank in range(world_size):
-        worker = rank < run.workers
-        index = rank // per_node if worker else nodes + rank - run.workers
-        node = cluster.nodes[index] if cluster is not None else _THIS_MACHINE
-        variables = {**base, "GLOO_SOCKET_IFNAME": node.interface}
-        if gpus:
-            variables |= rank_environment(rank, node, ranks_on_gpu=-(-world_size // gpus))
-        places.append(
-            Place(
-                rank=rank,
-                world_size=world_size,
-                local_rank=rank,
-                node=index if cluster is not None else 0,
-                netns=node.netns or None,
-                environment=variables,
-            )
-        )
-    return places
 
 
 def finish(run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nodes: int) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def run_launched(
     folder, results = None, None
     if rank == 0:
         folder = RunFolder(out, label=config.train.model) if chosen is None else RunFolder.reopen(chosen.run)
-        note = "under a launcher: --nodes and --bandwidth are the launcher's business" if config.cluster.nodes else None
+        note = "under a launcher: nodes and their links are the launcher's business" if config.cluster.nodes else None
         results = start_results(config, folder, cluster=None, note=note, resume=chosen)
         if "SYNCLINE_NODE" in os.environ:
             results["network"]["emulated"] = True

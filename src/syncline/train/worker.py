@@ -18,7 +18,7 @@ from syncline.errors import UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint import cut_logs
 from syncline.train.config import Train
-from syncline.train.loop import Loop, Progress
+from syncline.train.loop import Gate, Loop, Progress
 from syncline.train.randomness import seed_all
 from syncline.train.sampler import Sampler
 from syncline.train.snapshot import Snapshots
@@ -51,9 +51,19 @@ class Assignment:
 
 
 def run_rank(
-    assignment: Assignment, *, rank: int, local_rank: int, node: int, store: Store, progress: Progress
+    assignment: Assignment,
+    *,
+    rank: int,
+    local_rank: int,
+    node: int,
+    store: Store,
+    progress: Progress,
+    gate: Gate | None = None,
 ) -> dict[str, Any]:
-    """Train as `rank`; returns a plain record of what it saw, spans included, for `assemble`."""
+    """Train as `rank`; returns a plain record of what it saw, spans included, for `assemble`.
+
+    With a `gate` it trains in turns, as long as the gate lets it.
+    """
     entered = time.perf_counter_ns()
     train, strategy = assignment.train, load(assignment.strategy)
     device = _device(train.device, local_rank)
@@ -86,7 +96,7 @@ def run_rank(
         if rank >= assignment.workers:
             _serve(assignment, strategy, trainable, context, record, steps=train.epochs * steps - assignment.first_step)
         else:
-            _train(assignment, strategy, workload, context, device, record, progress, steps=steps)
+            _train(assignment, strategy, workload, context, device, record, progress, steps=steps, gate=gate)
             record["buffer_divergence"] = _buffer_divergence(workload, assignment.workers, group)
         # An aggregator counts its steps from 0.
         shift = assignment.first_step if rank >= assignment.workers else 0
@@ -107,6 +117,7 @@ def _train(
     progress: Progress,
     *,
     steps: int,
+    gate: Gate | None,
 ) -> None:
     train, folder = assignment.train, Path(assignment.folder)
     with ExitStack() as stack:
@@ -146,6 +157,7 @@ def _train(
             synchronised_bytes=record["synchronised_bytes"],
             checkpoint_every=train.checkpoint_every,
             checkpoint=snapshots.save,
+            gate=gate,
         )
         begun = None
         if assignment.resume:

@@ -47,6 +47,8 @@ class Synchroniser:
     """What the loop steps; None leaves it the optimizer that was given to `attach`."""
     warm_steps = 2
     """Steps before the bytes of a step are what they will be: PowerSGD's hook sends its first two gradients dense."""
+    settled_steps = 4
+    """Steps after which a step is like any other: a benchmark counts from there."""
     settles = False
     """Whether the first backward pass settles something (DDP's buckets) that a resumed run must have settled too."""
 

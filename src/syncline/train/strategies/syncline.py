@@ -1,6 +1,7 @@
 """`syncline`, `syncline(powersgd(rank=4) | bf16)`, `syncline(auto)`: the engine, dense, with a codec, or planned."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
 from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
+from syncline.engine.drift import WINDOW
 from syncline.errors import UsageError
+from syncline.files import write_text
 from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text
-from syncline.report.results import write_text
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
 
 
 class _Attached(Synchroniser):
     warm_steps = WARM_UP + PROFILED  # the last of them probes the link
+    settled_steps = warm_steps + WINDOW + 2  # a window after the plan the link is looked at for the first time
 
     def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
         super().__init__(module, context)
@@ -49,6 +52,30 @@ def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy:
             text = shapes_text(sync.shapes, strategy=strategy, device=sync.device.type, planned_at=auto.planned_at[-1])
             write_text(text, shapes)
             write_text(auto.costs.to_json(), costs)
+
+
+def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
+    """For each attached phase the plan in use: what it predicts, and how many units and bytes each codec has."""
+    facts = []
+    for sync in (s.sync for s in synchronisers if isinstance(s, _Attached)):
+        sizes = {shape.name: shape.values * shape.dtype.itemsize for shape in sync.shapes}
+        by_codec: dict[str, dict[str, int]] = {}
+        for unit in sync.plan.units:
+            entry = by_codec.setdefault(unit.codec, {"units": 0, "gradient_bytes": 0})
+            entry["units"] += 1
+            entry["gradient_bytes"] += sum(sizes[name] for name in unit.parameters)
+        choice = None if sync.auto is None else sync.auto.choice
+        facts.append(
+            {
+                "hash": sync.plan.hash,
+                "launches": len(sync.plan.order),
+                "codecs": by_codec,
+                "predicted_ms": None if choice is None else choice.step * 1e3,
+                "why": "" if choice is None else choice.why,
+                "costs": None if sync.auto is None or sync.auto.costs is None else asdict(sync.auto.costs),
+            }
+        )
+    return facts
 
 
 def _numbered(name: str, number: int) -> str:

@@ -1,0 +1,117 @@
+"""What a running job costs, as numbers that all ranks have: the profile of its steps, its link, its codecs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from syncline import exchange
+from syncline.engine.loaded import beside_compute, busy_latency, carried_cost
+from syncline.engine.probe import codec_cost, line_of, link_samples
+from syncline.engine.profile import Profile
+from syncline.plan.costs import CodecCost, Costs, Curve, Link, over
+from syncline.plan.planner import ALWAYS
+from syncline.plan.predict import built, carriers
+
+if TYPE_CHECKING:
+    from syncline.engine.sync import Sync
+
+_HEAD = 5
+"""Numbers of a profile's table that are not a parameter's."""
+_LARGEST_S = 0.1
+"""A dense exchange of the largest flat gradient that codecs are tried on takes about so long."""
+_FLAT = 1 << 16, 1 << 18, 1 << 20
+"""Values of a small flat gradient, and the least and the most of a large one."""
+
+
+def agreed(sync: "Sync", mine: Sequence[float]) -> list[float]:
+    """The ranks' mean of each number: the same bits on all of them."""
+    rows: Tensor = sync.groups.gather(torch.tensor(mine, dtype=torch.float64))
+    means: list[float] = rows.mean(0).tolist()
+    return means
+
+
+def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> Costs:
+    """What plans are made from; `allowed` are the codecs to choose from beside those that always are, None for none."""
+    table = agreed(sync, profile.table())
+    names = [slot.name for slot in sync._slots]
+    head, rest = table[:_HEAD], table[_HEAD:]
+    values = sum(shape.values for shape in sync.shapes)
+    if allowed is None:
+        specs = sorted({row.codec for row in sync.plan.units})
+    else:
+        specs = list(dict.fromkeys([*ALWAYS, *allowed]))
+    cpu = sync.device.type == "cpu"
+    link = measured_link(sync)
+    return Costs(
+        world=sync.world,
+        forward=head[1],
+        backward=head[2],
+        touched=dict(zip(names, rest[: len(names)], strict=True)),
+        complete=dict(zip(names, rest[len(names) :], strict=True)),
+        link=link,
+        codecs={} if cpu else _codecs(sync, specs),
+        carried=_carried(sync, specs, link, stretch=head[4]) if cpu else {},
+        update=Curve(0.0, head[3] / max(1, values)),
+        data=head[0],
+        lanes=sync._executor.lanes,
+        # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
+        contention=1.0 if cpu else 0.1,
+    )
+
+
+def measured_link(sync: "Sync") -> Link:
+    """The link as it is now. On the CPU, with the latencies that it has while the ranks compute."""
+    probe = dense_link(sync)
+    samples = agreed(sync, [n for pair in link_samples(probe, sync.device) for n in pair])
+    latency, rate = line_of(list(zip(samples[::2], samples[1::2], strict=True)))
+    if sync.device.type == "cpu":
+        (latency,) = agreed(sync, [beside_compute(lambda: busy_latency(probe, rate))])
+    return Link(latency, rate)
+
+
+def dense_link(sync: "Sync") -> Any:
+    """An all-reduce over one of the job's groups."""
+    links = next(iter(sync._links.values()))
+    return links[0] if str(links[0].exchange) == "allreduce" else exchange.connect("allreduce", links[0].group)
+
+
+def _matrices(sync: "Sync") -> list[tuple[int, ...]]:
+    """Some shapes of the model, up to its largest."""
+    shapes = sorted({s.shape for s in sync.shapes if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
+    chosen = [shapes[len(shapes) * k // 4] for k in (1, 3)] + shapes[-1:] if shapes else [(1 << 16,)]
+    return list(dict.fromkeys(chosen))
+
+
+def _codecs(sync: "Sync", specs: Sequence[str]) -> dict[str, CodecCost]:
+    shapes = _matrices(sync)
+    return {spec: _same(sync, codec_cost(spec, shapes, sync.world, sync.device)) for spec in specs}
+
+
+def _carried(sync: "Sync", specs: Sequence[str], link: Link, *, stretch: float) -> dict[str, CodecCost]:
+    """Codecs over each exchange that is weighed for them, or that the plan has."""
+    group = dense_link(sync).group
+    small, least, most = _FLAT
+    sent = 2 * (sync.world - 1) / sync.world * 4
+    large = int(min(most, max(least, _LARGEST_S * link.bytes_per_s / sent)))
+    planned = {(row.codec, row.exchange) for row in sync.plan.units}
+    pairs = {(spec, carrier) for spec in specs for carrier in carriers(spec, sync.world)} | {
+        pair for pair in planned if pair[0] in specs
+    }
+
+    def work() -> dict[str, CodecCost]:
+        found: dict[str, CodecCost] = {}
+        for spec, carrier in sorted(pairs):
+            shapes = _matrices(sync) if built(spec).view == "matrix" else [(small,), (large,)]
+            line = exchange.connect(carrier, group)
+            found[over(spec, carrier)] = carried_cost(spec, line, shapes, rank=sync.rank, stretch=stretch)
+        return found
+
+    return {name: _same(sync, cost) for name, cost in beside_compute(work).items()}
+
+
+def _same(sync: "Sync", cost: CodecCost) -> CodecCost:
+    lines = (cost.encode, cost.between, cost.decode)
+    numbers = agreed(sync, [n for line in lines for n in (line.fixed, line.each)])
+    return CodecCost(*(Curve(*numbers[i : i + 2]) for i in (0, 2, 4)))

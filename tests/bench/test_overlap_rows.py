@@ -1,0 +1,113 @@
+"""The arithmetic of `bench overlap`, without ranks: step times, paired ratios, bounds, the picture's window."""
+
+import pytest
+
+from syncline.bench.overlap import contestants
+from syncline.bench.overlap_rows import Entry, pictured, rows
+from syncline.bench.timeline import picture, stacked, window
+
+
+def entry(strategy, by_round, *, wire=None, losses=(), **more):
+    turns = [{"round": n, "step_ms": steps, "wire_bytes": wire} for n, steps in enumerate(by_round, 1)]
+    return Entry(strategy, turns=turns, losses=list(losses), **more)
+
+
+def by_name(entries, **options):
+    return {row["strategy"]: row for row in rows(entries, **options)}
+
+
+def test_ratios_are_paired_by_round_and_the_best_buckets_are_the_rival():
+    # The machine is ten times as slow in the second round: a ratio of medians over rounds would be of nothing.
+    made = by_name(
+        [
+            entry("local", [[1.0, 1.0, 9.0], [10.0]]),
+            entry("ddp", [[8.0], [80.0]]),
+            entry("ddp(bucket_mb=5)", [[6.0], [60.0]]),
+            entry("ddp-bf16", [[4.0], [40.0]]),
+            entry("syncline", [[2.0], [30.0]]),
+        ],
+        bytes_per_s=None,
+    )
+    ours = made["syncline"]["times_faster_than"]
+    assert set(ours) == {"ddp", "ddp-bf16"}
+    assert ours["ddp"] == {"against": "ddp(bucket_mb=5)", "median": 2.5, "low": 2, "high": 3, "rounds": [3.0, 2.0]}
+    assert [name for name, row in made.items() if row["best_of_family"]] == ["ddp(bucket_mb=5)", "ddp-bf16"]
+    assert made["ddp"]["times_faster_than"] == {}
+    assert (made["ddp"]["step_ms_low"], made["ddp"]["step_ms_high"]) == (8, 80)
+
+
+def test_the_bound_is_the_longer_of_compute_and_wire():
+    entries = [
+        entry("local", [[20.0]], wire=0),
+        entry("ddp", [[100.0]], wire=8_000_000),
+        entry("syncline(bf16)", [[25.0]], wire=1_000_000, plans=[{"predicted_ms": 30.0}]),
+    ]
+    made = by_name(entries, bytes_per_s=1e8)
+    assert (made["ddp"]["wire_ms"], made["ddp"]["bound_ms"], made["ddp"]["to_bound"]) == (80, 80, 1.25)
+    assert (made["syncline(bf16)"]["wire_ms"], made["syncline(bf16)"]["bound_ms"]) == (10, 20)
+    assert made["syncline(bf16)"]["prediction_error"] == pytest.approx(0.2)
+    unmeasured = by_name(entries, bytes_per_s=None)
+    assert (unmeasured["ddp"]["wire_ms"], unmeasured["ddp"]["bound_ms"]) == (None, 20)
+    assert by_name(entries[1:], bytes_per_s=1e8)["ddp"]["bound_ms"] is None
+
+
+def test_losses_are_compared_where_all_have_come_to():
+    made = by_name(
+        [entry("ddp", [[1.0]], losses=range(10)), entry("syncline(bf16)", [[1.0]], losses=range(100, 200))],
+        bytes_per_s=None,
+    )
+    row = made["syncline(bf16)"]
+    assert (row["loss_first"], row["loss_last"], row["loss_dense"]) == (100, 107, 7)
+    assert len(row["losses"]) == 100
+
+
+def test_a_crashed_rival_counts_only_where_no_other_has_a_time():
+    failed = {"rank": 1, "summary": "gone", "traceback": ""}
+    crashed = entry("ddp(bucket_mb=5)", [[1.0]], error=failed)
+    ours = entry("syncline", [[2.0]])
+    both = by_name([crashed, entry("ddp", [[4.0]]), ours], bytes_per_s=None)
+    assert both["syncline"]["times_faster_than"]["ddp"]["against"] == "ddp"
+    assert both["ddp(bucket_mb=5)"]["status"] == "crashed"
+    alone = by_name([crashed, ours], bytes_per_s=None)
+    assert alone["syncline"]["times_faster_than"]["ddp"]["median"] == 0.5
+    nothing = by_name([Entry("ddp", error=failed), ours], bytes_per_s=None)
+    assert nothing["syncline"]["times_faster_than"] == {}
+
+
+def test_the_picture_is_of_equal_bytes():
+    entries = [
+        entry("ddp", [[90.0]], wire=100),
+        entry("ddp-powersgd(rank=4)", [[50.0]], wire=10),
+        entry("syncline", [[80.0]], wire=100),
+        entry("syncline(powersgd(rank=4))", [[40.0]], wire=9.5),
+        entry("syncline(powersgd(rank=4) | bf16)", [[30.0]], wire=5),
+    ]
+    assert pictured(rows(entries, bytes_per_s=None)) == ("ddp-powersgd(rank=4)", "syncline(powersgd(rank=4))")
+
+
+def test_the_window_is_the_last_two_whole_steps():
+    steps = [[n * 10_000_000, n * 10_000_000 + 9_000_000] for n in range(5)]
+    spans = [["exchange", "x", "u", 1, 18_000_000, 22_000_000], ["forward", "f", "", 4, 40_000_000, 41_000_000]]
+    spans += [["exchange", "y", "<b>", 3, 35_000_000, 45_000_000], ["step", "step", "", 2, 20_000_000, 29_000_000]]
+    seen = window(steps, spans)
+    assert seen["marks"] == [0, 10, 20]
+    assert seen["spans"] == [["exchange", "x", "u", 0, 2], ["exchange", "y", "<b>", 15, 20]]
+    drawn = picture(seen, name="a<b", scale_ms=40)
+    assert "<b" not in drawn.replace("<bdi", "")
+    assert drawn.count("<rect") == 2
+    assert window(steps[:2], spans) == {"marks": [], "spans": []}
+
+
+def test_spans_at_once_lie_on_lines_of_their_own():
+    spans = [["exchange", "", "", start, start + 10] for start in range(6)]
+    assert [line for line, _ in stacked(spans, deep=3)] == [0, 1, 2, 2, 2, 2]
+
+
+def test_contestants_by_default():
+    assert contestants("powersgd(rank=64)", buckets=[5, 25], also=["bf16"]) == (
+        "local", "ddp(bucket_mb=5)", "ddp", "ddp-bf16(bucket_mb=5)", "ddp-bf16",
+        "ddp-powersgd(rank=64, bucket_mb=5)", "ddp-powersgd(rank=64)",
+        "syncline", "syncline(powersgd(rank=64))", "syncline(bf16)", "syncline(auto)",
+    )  # fmt: skip
+    assert "ddp-powersgd(rank=8)" in contestants("powersgd(8) | bf16")
+    assert not any("powersgd" in name for name in contestants("topk(0.01) | int8"))
