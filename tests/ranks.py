@@ -11,8 +11,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "syncline.train.worker"])
+CONTEXT = mp.get_context("forkserver")
+# What ranks and, in `cli/forked.py`, commands need.
+_PRELOAD = ["torch", "torch._dynamo", "syncline.train.worker", "syncline.cli.main", "syncline.cli.train"]
+CONTEXT.set_forkserver_preload([*_PRELOAD, "syncline.cli.compare", "syncline.cli.watch", "syncline.report.write"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60) -> list[Any]:
@@ -21,9 +23,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     `function` must be importable (module level). The first error of a rank is raised here with its traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [_context.Pipe(duplex=False) for _ in range(world_size)]
+        pairs = [CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            _context.Process(target=_rank, args=(function, rank, world_size, args, folder, pairs[rank][1], timeout))
+            CONTEXT.Process(target=_rank, args=(function, rank, world_size, args, folder, pairs[rank][1], timeout))
             for rank in range(world_size)
         ]
         try:

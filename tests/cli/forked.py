@@ -15,7 +15,7 @@ from pathlib import Path
 
 from command import TESTS, Command
 
-from ranks import _context
+from ranks import CONTEXT
 from syncline.cluster import launch
 
 
@@ -28,7 +28,7 @@ class Forked(Command):
         self.cwd = Path(cwd).resolve()
         self._files = [tempfile.NamedTemporaryFile("w+", prefix="syncline-test-") for _ in range(2)]  # noqa: SIM115
         names = [file.name for file in self._files]
-        self.process = _context.Process(target=_main, args=(list(map(str, args)), str(self.cwd), names, variables))
+        self.process = CONTEXT.Process(target=_main, args=(list(map(str, args)), str(self.cwd), names, variables))
         self.process.start()
 
     def running(self):

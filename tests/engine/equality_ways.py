@@ -62,9 +62,9 @@ class Ours:
 
     def attach(self, model: nn.Module, optimizers: tuple[Any, ...], unused: bool) -> nn.Module:
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
-        # Tuning measures the machine for a while: every fifth will do, and those of two and three ranks without a plan.
+        # Tuning measures the machine for a while: every tenth will do, and those of two and three ranks without a plan.
         Ours.attached += 1
-        how: dict[str, Any] = {"exchange": self.exchange, "tune": self.cut or Ours.attached % 5 == 0}
+        how: dict[str, Any] = {"exchange": self.exchange, "tune": self.cut or Ours.attached % 10 == 0}
         if self.cut and not hasattr(model, "_orig_mod") and all(p.requires_grad for p in model.parameters()):
             how = {"plan": fine_plan(model, self.exchange)}
         self.syncs[id(model)] = syncline.attach(model, optimizer, process_group=self.group, **how)

@@ -1,6 +1,5 @@
 """Ranks that can disappear: each obeys commands over a pipe, and the test may kill or stop it at any time."""
 
-import multiprocessing as mp
 import os
 import signal
 import tempfile
@@ -13,8 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "syncline.train.worker"])  # as tests/ranks.py: one server
+from ranks import CONTEXT
 
 PERIOD = 0.1  # seconds between heartbeats
 
@@ -68,9 +66,9 @@ def ranks(world: int, *, tcp: bool = False, apart: bool = False, gloo: bool = Fa
         made = []
         try:
             for rank in range(world):
-                pipe, theirs = _context.Pipe()
+                pipe, theirs = CONTEXT.Pipe()
                 args = (rank, world, folder if not tcp else None, theirs, apart, gloo, options)
-                process = _context.Process(target=_rank, args=args)
+                process = CONTEXT.Process(target=_rank, args=args)
                 process.start()
                 theirs.close()
                 made.append(Rank(process, pipe))

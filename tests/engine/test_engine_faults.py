@@ -29,7 +29,7 @@ from peer_helpers import process_letter
 from torch import Tensor, nn
 
 import syncline
-from ranks import _context, run_ranks
+from ranks import CONTEXT, run_ranks
 from syncline.codecs import Mean, Out, Steps
 from syncline.codecs.definition import Definition
 from syncline.codecs.state import State
@@ -139,8 +139,8 @@ def lose(spec: str | None, fault: str, at: int, *, caught: bool = True) -> tuple
         made = []
         try:
             for rank in range(WORLD):
-                pipe, theirs = _context.Pipe(duplex=False)
-                process = _context.Process(target=_survivor, args=(rank, folder, theirs, spec, fault, at, caught))
+                pipe, theirs = CONTEXT.Pipe(duplex=False)
+                process = CONTEXT.Process(target=_survivor, args=(rank, folder, theirs, spec, fault, at, caught))
                 process.start()
                 theirs.close()
                 made.append((process, pipe))

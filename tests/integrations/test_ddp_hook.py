@@ -324,9 +324,9 @@ def dies(rank: int, world: int) -> None:
 
 def test_a_dead_peer_is_an_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [ranks._context.Pipe(duplex=False) for _ in range(2)]
+        pipes = [ranks.CONTEXT.Pipe(duplex=False) for _ in range(2)]
         processes = [
-            ranks._context.Process(target=ranks._rank, args=(dies, rank, 2, (), folder, pipes[rank][1], 15))
+            ranks.CONTEXT.Process(target=ranks._rank, args=(dies, rank, 2, (), folder, pipes[rank][1], 15))
             for rank in range(2)
         ]
         try:
