@@ -95,6 +95,8 @@ def _marked(steps: Steps) -> Steps:
 
 
 def _spread(x: Tensor) -> Tensor:
+    if x.device.type == "meta":
+        return x
     if x.device.type == "cpu":
         return x if ops.finite(x) else x + torch.nan
     # Elsewhere a look at the value would stop the host.
