@@ -129,5 +129,6 @@ def reference_step(scenario: Scenario, *, steps: int = 5, dt: float = math.inf) 
 def _rates(s: Scenario, doing: list[list[Any]]) -> list[float]:
     busy = sum(kind == "busy" for kind, _ in doing)
     wire = sum(kind == "wire" for kind, _ in doing)
-    speed = {"busy": 1 / (1 + s.contention * (busy - 1)) if busy else 0.0, "wire": 1 / wire if wire else 0.0}
+    slowed = 1 + s.contention * (busy - 1) + s.drag * (wire > 0)
+    speed = {"busy": 1 / slowed if busy else 0.0, "wire": 1 / wire if wire else 0.0}
     return [speed.get(kind, 1.0 if kind == "sleep" else 0.0) for kind, _ in doing]

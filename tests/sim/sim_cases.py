@@ -29,6 +29,7 @@ def scenarios(draw: st.DrawFn, *, most_rounds: int = 2, contended: bool = True, 
         "lanes": draw(st.integers(1, 4)),
         "rival": draw(st.booleans()),
         "contention": draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])) if contended else 0.0,
+        "drag": draw(st.sampled_from([0.0, 0.0, 0.4, 1.5])) if contended else 0.0,
         "pipelined": draw(st.booleans()),
     }
     return Scenario(layers, tuple(draw(st.permutations(jobs))), tuple(draw(TIMES) for _ in place), **fields | fixed)
@@ -66,6 +67,7 @@ def random_scenario(seed: int) -> Scenario:
         lanes=rng.randint(1, 4),
         rival=rng.random() < 0.2,
         contention=rng.choice([0.0, 0.0, 0.3, 1.0]),
+        drag=rng.choice([0.0, 0.0, 0.5]),
         pipelined=rng.random() < 0.5,
     )
 

@@ -27,11 +27,13 @@ _SIDE = 256
 """Of the matrices that are multiplied meanwhile: about a millisecond each."""
 _SMALL, _MESSAGES = 1 << 14, 9
 """Values of the messages that tell the latency, and how many of them are sent."""
+_LARGE, _LOOK_S, _MOST = 1 << 18, 0.3, 64
+"""Values of the messages that keep the wire busy, for about how long, and how many at most."""
 _REPEATS = 4
 
 
-def beside_compute(work: Callable[[], T]) -> T:
-    """Do `work` in a thread while this one computes."""
+def beside_compute(work: Callable[[], T]) -> tuple[T, float]:
+    """Do `work` in a thread while this one computes: its result, and what was computed a second."""
     found: list[T] = []
     failed: list[BaseException] = []
     over = threading.Event()
@@ -47,14 +49,17 @@ def beside_compute(work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="syncline-probe", daemon=True)
     a, out = torch.full((_SIDE, _SIDE), 1e-3), torch.empty(_SIDE, _SIDE)
+    count, begin = 0, time.perf_counter()
     thread.start()
     with torch.no_grad():
         while not over.is_set():
             torch.mm(a, a, out=out)
+            count += 1
+    rate = count / (time.perf_counter() - begin)
     thread.join()
     if failed:
         raise failed[0]
-    return found[0]
+    return found[0], rate
 
 
 def busy_latency(link: Link, bytes_per_s: float) -> float:
@@ -67,6 +72,23 @@ def busy_latency(link: Link, bytes_per_s: float) -> float:
         link.ask(Mean(tensor))
         took.append(time.perf_counter() - begin)
     return max(0.0, statistics.median(took[1:]) - sent / bytes_per_s)
+
+
+def drag(link: Link, bytes_per_s: float, meet: Callable[[], None]) -> float:
+    """What a second in which the wire is busy takes from compute. `meet` lets the ranks begin together."""
+    tensor = torch.zeros(_LARGE)
+    sent = 2 * (link.place.world - 1) * tensor.nbytes / link.place.world
+    times = int(min(_MOST, max(2, _LOOK_S * bytes_per_s / sent)))
+
+    def busy() -> None:
+        for _ in range(times):
+            link.ask(Mean(tensor))
+
+    meet()
+    _, alone = beside_compute(lambda: time.sleep(_LOOK_S))
+    meet()
+    _, shared = beside_compute(busy)
+    return max(0.0, alone / shared - 1)
 
 
 def carried_cost(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, rank: int, stretch: float) -> CodecCost:

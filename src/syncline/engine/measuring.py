@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from syncline import exchange
-from syncline.engine.loaded import beside_compute, busy_latency, carried_cost
+from syncline.engine.loaded import beside_compute, busy_latency, carried_cost, drag
 from syncline.engine.probe import codec_cost, line_of, link_samples
 from syncline.engine.profile import Profile
 from syncline.plan.costs import CodecCost, Costs, Curve, Link, over
@@ -58,6 +58,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         lanes=sync._executor.lanes,
         # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
         contention=1.0 if cpu else 0.1,
+        drag=_drag(sync, link) if cpu else 0.0,
     )
 
 
@@ -67,7 +68,7 @@ def measured_link(sync: "Sync") -> Link:
     samples = agreed(sync, [n for pair in link_samples(probe, sync.device) for n in pair])
     latency, rate = line_of(list(zip(samples[::2], samples[1::2], strict=True)))
     if sync.device.type == "cpu":
-        (latency,) = agreed(sync, [beside_compute(lambda: busy_latency(probe, rate))])
+        (latency,) = agreed(sync, [beside_compute(lambda: busy_latency(probe, rate))[0]])
     return Link(latency, rate)
 
 
@@ -75,6 +76,10 @@ def dense_link(sync: "Sync") -> Any:
     """An all-reduce over one of the job's groups."""
     links = next(iter(sync._links.values()))
     return links[0] if str(links[0].exchange) == "allreduce" else exchange.connect("allreduce", links[0].group)
+
+
+def _drag(sync: "Sync", link: Link) -> float:
+    return agreed(sync, [drag(dense_link(sync), link.bytes_per_s, lambda: sync.groups.agree("", "ranks"))])[0]
 
 
 def _matrices(sync: "Sync") -> list[tuple[int, ...]]:
@@ -108,7 +113,7 @@ def _carried(sync: "Sync", specs: Sequence[str], link: Link, *, stretch: float) 
             found[over(spec, carrier)] = carried_cost(spec, line, shapes, rank=sync.rank, stretch=stretch)
         return found
 
-    return {name: _same(sync, cost) for name, cost in beside_compute(work).items()}
+    return {name: _same(sync, cost) for name, cost in beside_compute(work)[0].items()}
 
 
 def _same(sync: "Sync", cost: CodecCost) -> CodecCost:

@@ -82,6 +82,8 @@ class Costs:
     lanes: int = 4
     contention: float = 0.0
     """What a second of codec work takes from compute that runs beside it."""
+    drag: float = 0.0
+    """What a second in which the wire is busy takes from compute."""
     carried: Mapping[str, CodecCost] = field(default_factory=dict)
     """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; goes before `codecs`."""
 

@@ -51,6 +51,7 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
         tail=costs.tail,
         lanes=costs.lanes,
         contention=costs.contention,
+        drag=costs.drag,
     )
 
 

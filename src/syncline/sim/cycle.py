@@ -21,12 +21,16 @@ _NEVER = math.inf
 
 def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tuple[float, list[Wait]]:
     """Seconds of one cycle, and where the training thread waited."""
-    jobs, update, rival, pipelined, contention = s.jobs, s.update, s.rival, s.pipelined, s.contention
+    jobs, update, rival, pipelined = s.jobs, s.update, s.rival, s.pipelined
+    contention, drag = s.contention, s.drag
+    # How many times as long one that computes alone takes, less what each other that computes adds to it.
+    pace = 1 - contention
     count, units, last = len(jobs), len(update), len(program)
     now = 0.0
     events: list[tuple[float, int, int]] = []  # (time, kind, index)
-    # What computes: on a clock of its own that slows down as more compute at once. Without contention, plain events.
-    busy: list[tuple[float, int, int]] = events if contention == 0 else []
+    # What computes: on a clock of its own that slows down as more compute at once, and while the wire is busy. With
+    # neither contention nor drag, plain events.
+    busy: list[tuple[float, int, int]] = events if contention == 0 and drag == 0 else []
     busy_clock, busy_since, busy_next = 0.0, 0.0, _NEVER
     # Active transfers share the wire equally: (the wire's clock at the end, round).
     wires: list[tuple[float, int]] = []
@@ -53,15 +57,26 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
             heappush(events, (now + seconds, kind, index))
             return
         if busy:
-            busy_clock += (now - busy_since) / (1 + contention * (len(busy) - 1))
+            busy_clock += (now - busy_since) / (pace + contention * len(busy))
         busy_since = now
         heappush(busy, (busy_clock + seconds, kind, index))
-        busy_next = now + (busy[0][0] - busy_clock) * (1 + contention * (len(busy) - 1))
+        busy_next = now + (busy[0][0] - busy_clock) * (pace + contention * len(busy))
+
+    def dragged(by: float) -> None:
+        """The wire has become busy, or idle."""
+        nonlocal busy_clock, busy_since, busy_next, pace
+        if busy is not events and busy:
+            busy_clock += (now - busy_since) / (pace + contention * len(busy))
+            busy_since = now
+            busy_next = now + (busy[0][0] - busy_clock) * (pace + by + contention * len(busy))
+        pace += by
 
     def wire_start(j: int, r: int) -> None:
         nonlocal wire_clock, wire_since, wire_next
         if wires:
             wire_clock += (now - wire_since) / len(wires)
+        elif drag:
+            dragged(drag)
         wire_since = now
         heappush(wires, (wire_clock + jobs[j].rounds[r].wire, r))
         wire_next = now + (wires[0][0] - wire_clock) * len(wires)
@@ -166,13 +181,15 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
             now = busy_next
             busy_clock, kind, index = heappop(busy)
             busy_since = now
-            busy_next = now + (busy[0][0] - busy_clock) * (1 + contention * (len(busy) - 1)) if busy else _NEVER
+            busy_next = now + (busy[0][0] - busy_clock) * (pace + contention * len(busy)) if busy else _NEVER
         else:
             now = wire_next
             assert now < _NEVER, "the simulated engine is stuck"
             wire_clock, r = heappop(wires)
             wire_since = now
             wire_next = now + (wires[0][0] - wire_clock) * len(wires) if wires else _NEVER
+            if drag and not wires:
+                dragged(-drag)
             line = queue[r]
             index = line[sent[r]]
             sent[r] += 1

@@ -60,6 +60,8 @@ class Scenario:
     """DDP's barrier: all updates after the last exchange, on the training thread, before the next step."""
     contention: float = 0.0
     """What a second of codec or update work takes from other compute that runs meanwhile: 0 none, 1 all of it."""
+    drag: float = 0.0
+    """What a second in which the wire is busy takes from compute: a host that sends and receives has less to give."""
     pipelined: bool = False
     """A communicator's next latency passes while its transfer before is on the wire."""
 
@@ -126,8 +128,10 @@ class Outcome:
 
 
 def _check(s: Scenario) -> None:
-    if s.lanes < 1 or not 0 <= s.contention <= 1:
-        raise UsageError(f"lanes={s.lanes}, contention={s.contention}: use 1 or more, and 0 to 1")
+    if s.lanes < 1 or not 0 <= s.contention <= 1 or not s.drag >= 0:
+        raise UsageError(
+            f"lanes={s.lanes}, contention={s.contention}, drag={s.drag}: use 1 or more, 0 to 1, and 0 or more"
+        )
     if not s.layers:
         raise UsageError("a scenario needs a layer")
     units, layers = len(s.update), len(s.layers)
