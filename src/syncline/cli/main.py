@@ -17,6 +17,7 @@ VERBS = {
     "train": "Train a model under one synchronisation strategy.",
     "compare": "Train the same model under several strategies and report what each costs and why.",
     "plan": "Find the plan of a job on a network, and say what was weighed and why.",
+    "trace": "Write the trace of a run for chrome://tracing or Perfetto, also in Horovod's style.",
     "simulate": "Say what a recorded run would take on another network, with another codec.",
     "cluster": "Run a command on emulated nodes of this machine.",
     "report": "Show a finished run again: its tables, or its page.",

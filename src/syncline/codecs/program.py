@@ -171,6 +171,11 @@ def answer(request: Request, out: Out) -> Any:
     return out.mean.to(request.tensor.dtype).view(shape)
 
 
+def halves_exactly(world: int) -> bool:
+    """Whether a share of 1 / world only moves exponents: then it may be taken before or after rounding."""
+    return world & (world - 1) == 0
+
+
 def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
     """For a coder that adds: the one tensor to be summed over `world` ranks, and this rank's `own`.
 
@@ -179,6 +184,8 @@ def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
     share = 1 / world if merge.mean else 1.0
     x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
     if share != 1 and merge.coder.writes(torch.bfloat16) and x.dtype == torch.float32 and not merge.own:
+        if halves_exactly(world):  # two passes, each several times faster than the one below
+            return x.to(torch.bfloat16).mul_(share), merge.tensor
         return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), merge.tensor
     if share != 1:
         x = x.mul_(share) if merge.scratch and x is merge.tensor else x * share

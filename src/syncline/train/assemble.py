@@ -5,14 +5,20 @@ from typing import Any
 
 from syncline.engine.auto import REPLAN
 from syncline.report.stats import summary
-from syncline.trace import PHASES, Span, partition, shares, split_waits
+from syncline.trace import PHASES, Span, partition, shares
+from syncline.trace.clocks import Clock
+from syncline.trace.merge import Merged, Part, merge
 from syncline.train.strategies import load
 
 
+def merged(records: Sequence[Mapping[str, Any]]) -> Merged:
+    """All ranks' spans on rank 0's clock, with waits cut out of exchanges."""
+    return merge([_part(record) for record in records])
+
+
 def spans_of(records: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """All ranks' spans, with waits cut out of exchanges where the ranks' clocks are known to agree (one host)."""
-    spans = [Span(record["rank"], *row) for record in records for row in record["spans"]]
-    return split_waits(spans) if len({record["boot_id"] for record in records}) == 1 else spans
+    """The spans of `merged`."""
+    return merged(records).spans
 
 
 def assemble(
@@ -53,6 +59,12 @@ def assemble(
         "planned_at": entries[0]["planned_at"],
         "ranks": entries,
     }
+
+
+def _part(record: Mapping[str, Any]) -> Part:
+    clock = record.get("clock")
+    spans = [Span(record["rank"], *row) for row in record["spans"]]
+    return Part(record["rank"], spans, record["boot_id"], None if clock is None else Clock(**clock))
 
 
 def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> dict[str, Any]:

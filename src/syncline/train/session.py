@@ -19,7 +19,7 @@ from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import SCHEMA, Results
 from syncline.trace.export import write_chrome_trace
-from syncline.train.assemble import assemble, spans_of
+from syncline.train.assemble import assemble, merged
 from syncline.train.changes import Links, as_rows, parse_changes
 from syncline.train.config import CHECKPOINTS, Config, Train
 from syncline.train.places import emulated, places, shared_gpu
@@ -249,10 +249,11 @@ def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) ->
 
 def finish(run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nodes: int) -> dict[str, Any]:
     """Turn the ranks' records into a row of the results, and their spans into one trace."""
-    spans = spans_of(records)
-    metadata = {"strategy": run.strategy, "world_size": run.workers}
-    write_chrome_trace(spans, folder / "trace.json.gz", metadata=metadata)
-    result = assemble(run.strategy, records, spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+    trace = merged(records)
+    metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0]["backend"]}
+    metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes}
+    write_chrome_trace(trace.spans, folder / "trace.json.gz", metadata=metadata)
+    result = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
     return result | {"spans_dropped": sum(record["spans_dropped"] for record in records)}
 
 

@@ -1,6 +1,5 @@
 """What one rank does for one strategy: join its peers, build the workload, train, report."""
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from syncline._compat import Store
 from syncline.errors import UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint import cut_logs
+from syncline.train.clock import RunClock, host
 from syncline.train.config import Train
 from syncline.train.loop import Gate, Loop, Progress
 from syncline.train.randomness import seed_all
@@ -27,8 +27,6 @@ from syncline.train.strategies.base import total_bytes
 from syncline.train.strategies.syncline import keep_plans
 from syncline.train.wire import read_counters
 from syncline.train.workload import Workload, build, load_optimizer
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,7 @@ def run_rank(
     device = _device(train.device, local_rank)
     torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
     with _process_group(assignment, strategy, rank, store, device) as group:
+        clock = RunClock(timeout_s=train.timeout_s)
         joined = time.perf_counter_ns()
         seed_all(train.seed * 10_007 + rank)
         workload = build(train.model, train.data, seed=train.seed).to(device)
@@ -82,7 +81,8 @@ def run_rank(
             "rank": rank,
             "node": node,
             "host": socket.gethostname(),
-            "boot_id": _boot_id(),
+            "boot_id": host(),
+            "backend": dist.get_backend() if dist.is_initialized() else "",
             "startup_ms": {
                 "launch": (entered - assignment.launched_ns) / 1e6,
                 "rendezvous": (joined - entered) / 1e6,
@@ -98,6 +98,7 @@ def run_rank(
         else:
             _train(assignment, strategy, workload, context, device, record, progress, steps=steps, gate=gate)
             record["buffer_divergence"] = _buffer_divergence(workload, assignment.workers, group)
+        record["clock"] = clock.finish()
         # An aggregator counts its steps from 0.
         shift = assignment.first_step if rank >= assignment.workers else 0
         record["spans"] = [
@@ -239,10 +240,3 @@ def _buffer_divergence(workload: Workload, workers: int, group: dist.ProcessGrou
     dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
     return float((high - low).max())
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return f"{socket.gethostname()}-{os.getpid()}"

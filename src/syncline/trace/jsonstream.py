@@ -1,0 +1,157 @@
+"""JSON as a stream: one value at a time from a window of the text, in bounded memory.
+
+Every value is decoded by the standard library's scanner; a file of any size costs a window. What could fill the memory
+(bytes after decompression, the size of one value, nesting) has a limit.
+"""
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from syncline.errors import UsageError
+
+_CHUNK = 1 << 18
+_SPACE = re.compile(r"[ \t\r\n]*")
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|([\[{])|([\]}])', re.DOTALL)
+# Control characters in strings are let through (profilers do not escape them); NaN and Infinity are no times.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
+
+COMMAS = re.compile(r"[ \t\r\n,]*")
+"""What stands between the entries of an array; a comma too many is normal in a timeline."""
+
+CUT: Any = object()
+"""What `Window.value` gives where the file ends inside a value."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an import may take of each file: bytes after decompression, events, one event's bytes, nesting, spans.
+
+    `spans` bounds the records that stay in memory, about 300 bytes each.
+    """
+
+    bytes: int = 2 << 30
+    events: int = 20_000_000
+    event_bytes: int = 1 << 18
+    depth: int = 32
+    spans: int = 1_000_000
+
+
+class Window:
+    """The part of a file's text that is being decoded."""
+
+    def __init__(self, path: Path, raw: BufferedReader | gzip.GzipFile, limits: Limits) -> None:
+        self._path, self._raw, self._limits = path, raw, limits
+        self._text, self._at, self._read = "", 0, 0
+        self._damage = ""
+        self._ended = False
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+
+    def peek(self, skip: re.Pattern[str] = _SPACE) -> str:
+        """The next character that is not skipped, or nothing at the end."""
+        while True:
+            found = skip.match(self._text, self._at)
+            assert found is not None
+            self._at = found.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def take(self) -> str:
+        """Consume the next character that is not white space."""
+        mark = self.peek()
+        self._at += len(mark)
+        return mark
+
+    def value(self, most: int) -> Any:
+        """Decode the next value, `most` characters at most; `CUT` where the file ends inside it."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise self._deep() from None
+            except ValueError:
+                value, end = CUT, -1
+            # A value that touches the end of the window may go on in the next one, as 12 does in 123.
+            if end >= 0 and (end < len(self._text) or self._ended):
+                self._check(end, most)
+                self._at = end
+                return value
+            if len(self._text) - self._at > most:
+                raise self._long(most) if end >= 0 or self._unfinished() else self.broken()
+            if not self._more() and end < 0:
+                if self._unfinished():
+                    return CUT
+                raise self.broken()
+
+    def ending(self, where: str) -> str:
+        """How the file stopped before its end, in words."""
+        return f"{where} ({self._damage or 'it is cut off'})"
+
+    def broken(self) -> UsageError:
+        """The error for text that does not belong here."""
+        near = max(0, self._read - len(self._text) + self._at)
+        return UsageError(f"{self._path} is no valid JSON near byte {near}: export the trace again")
+
+    def _check(self, end: int, most: int) -> None:
+        if end - self._at > most:
+            raise self._long(most)
+        openers = self._text.count("{", self._at, end) + self._text.count("[", self._at, end)
+        # Brackets bound the depth, so that only unusual values pay for a closer look.
+        if openers > self._limits.depth and max(_depths(self._text[self._at : end])) > self._limits.depth:
+            raise self._deep()
+
+    def _unfinished(self) -> bool:
+        """Whether the rest of the text can be the beginning of a value: brackets or a string stay open."""
+        left = 0
+        for left in _depths(self._text[self._at :]):
+            if left <= 0:
+                return False
+        return left > 0
+
+    def _more(self) -> bool:
+        if self._ended:
+            return False
+        # As much again as is held: a long value is tried a few times only.
+        data, wanted = bytearray(), max(_CHUNK, len(self._text) - self._at)
+        try:
+            while len(data) < wanted and (part := self._raw.read1(wanted - len(data))):
+                data += part
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self._damage = f"its compressed data end early or are damaged: {error}"
+        self._read += len(data)
+        most = self._limits.bytes
+        if self._read > most:
+            raise UsageError(f"{self._path} holds more than {most} bytes: profile fewer steps, or raise Limits.bytes")
+        self._ended = len(data) < wanted
+        self._text = self._text[self._at :] + self._decode.decode(data, final=self._ended)
+        self._at = 0
+        return bool(data)
+
+    def _long(self, most: int) -> UsageError:
+        return UsageError(f"{self._path} has a value of more than {most} characters: if it is sane, raise its limit")
+
+    def _deep(self) -> UsageError:
+        return UsageError(f"{self._path} nests deeper than {self._limits.depth}: if it is sane, raise Limits.depth")
+
+
+def _depths(text: str) -> Iterator[int]:
+    """The depth after every bracket; an open string counts as one level."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        if token[2]:
+            depth += 1
+        elif token[3]:
+            depth -= 1
+        elif not token[1]:
+            depth += 1
+        yield depth

@@ -1,0 +1,47 @@
+"""What ranks do in the tests of clocks; importable, so that they can be started."""
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from syncline.trace.clocks import drifting, measure
+
+
+def measured(rank, world_size):
+    """Every rank's view of all clocks, and how long it took."""
+    begun = time.perf_counter()
+    return measure(), time.perf_counter() - begun
+
+
+def shifted(rank, world_size, offset, drift, seconds):
+    """Rank 1's clock runs ahead, and faster; it is measured twice. The clock, and what it makes of known moments."""
+    start = time.perf_counter_ns()
+
+    def now():
+        true = time.perf_counter_ns()
+        return true + rank * (offset + round(drift * (true - start)))
+
+    first = measure(now=now)[rank]
+    time.sleep(seconds)
+    moment = time.perf_counter_ns(), now()
+    last = measure(now=now)[rank]
+    return drifting(first, last), moment
+
+
+def in_node(place, store, report):
+    """The same for a rank in a node's network namespace."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, place.world_size),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        first = measure()[place.rank]
+        last = measure()[place.rank]
+        dist.barrier()
+        return first, last
+    finally:
+        dist.destroy_process_group()
