@@ -131,3 +131,31 @@ def test_what_auto_takes() -> None:
     for text in ("auto(rank=4)", "auto(nothing)"):
         with pytest.raises(UsageError):
             allowed_codecs(text)
+
+
+def with_two_optimizers(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32768), nn.ReLU(), nn.Linear(32768, 10))  # a unit each
+    first, second = (torch.optim.SGD(part.parameters(), lr=1e-4) for part in (model[0], model[2]))
+    sync = syncline.attach(model, [first, second], compress="auto(int8)")
+    planned_in = []
+    for step in range(WARM_UP + PROFILED + 4):
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(step * 10 + rank))
+        (model(x) - x[:, :10]).square().mean().backward()
+        for number, optimizer in enumerate((first, second)):
+            optimizer.step()
+            if sync.auto is not None and len(sync.auto.planned_at) > len(planned_in):
+                planned_in.append(number)
+        first.zero_grad()
+        second.zero_grad()
+    sync.wait()
+    at = sync.auto.planned_at if sync.auto is not None else []
+    sync.close()
+    return {"planned_at": at, "planned_in": planned_in, "sum": float(sum(p.detach().sum() for p in model.parameters()))}
+
+
+def test_a_plan_waits_for_the_last_of_several_optimizers() -> None:
+    one, two = run_ranks(with_two_optimizers, 2)
+    assert one == two
+    assert one["planned_at"] == [WARM_UP + PROFILED]
+    assert one["planned_in"] == [1]

@@ -64,11 +64,20 @@ class Auto:
         self._drift = Drift()
         self._asked: tuple[Any, Tensor] | None = None
         self._last = 0.0
+        self._profiled: Profile | None = None
+        """A finished profile that no plan was made from yet."""
         self._steps = 0
         """Counted since attach: a resumed job is measured anew."""
 
-    def stepped(self) -> None:
-        """A step was counted; all ranks are here at the same one."""
+    def stepped(self, *, counted: bool) -> None:
+        """An optimizer has stepped, the first of its step if that was counted; all ranks are here at the same one."""
+        if self._profiled is not None:
+            with self._sync.here():
+                self._plan_when_all_have_stepped(self._profiled)
+        elif counted:
+            self._counted()
+
+    def _counted(self) -> None:
         sync = self._sync
         now = time.perf_counter()
         if self._last:
@@ -96,12 +105,21 @@ class Auto:
         sync.wait()
         tickets = profile.stepped()
         if profile.count >= PROFILED:
-            sync._profile = None
-            with sync._watched.communicating("the measurements of auto"):
-                self._plan(measured(sync, profile, self.allowed))
+            sync._profile, self._profiled = None, profile
+            self._plan_when_all_have_stepped(profile)
         elif not sync._compiled.entered:
             for slot, ticket in zip(sync._slots, tickets, strict=True):
                 pending.mark(slot.parameter, ticket)
+
+    def _plan_when_all_have_stepped(self, profile: Profile) -> None:
+        """What the last exchange left for an optimizer that is still to step would be lost: a model may have several."""
+        sync = self._sync
+        sync.wait()
+        if any(unit.fresh for unit in sync._units):
+            return
+        self._profiled = None
+        with sync._watched.communicating("the measurements of auto"):
+            self._plan(measured(sync, profile, self.allowed))
 
     def _plan(self, costs: Costs) -> None:
         sync = self._sync

@@ -393,8 +393,8 @@ class Sync:
         counted, self._exchanged = self._exchanged, False
         self.step += counted
         self._sentinel.stepped(counted=counted)
-        if self.auto is not None and counted:
-            self.auto.stepped()
+        if self.auto is not None:
+            self.auto.stepped(counted=counted)
         self._watched.doing = f"step {self.step}: forward"
         if self._compiled.outside:
             self.say("the model runs inside compiled code: every step waits for its updates")
