@@ -27,8 +27,8 @@ def test_contestants_take_turns_and_one_that_crashes_loses_only_itself(tmp_path)
     for row in rows.values():
         assert row["status"] == "ok"
         assert [turn["round"] for turn in row["turns"]] == [1, 2]
-        assert all(len(turn["step_ms"]) == turn["steps"] - turn["lead"] for turn in row["turns"])
-        steps = row["warm_up"]["steps"] + sum(turn["steps"] for turn in row["turns"])
+        assert all(len(turn["step_ms"]) == turn["steps"] - turn["lead"] - 1 for turn in row["turns"])
+        steps = row["warm_up"]["steps"] + 1 + sum(turn["steps"] for turn in row["turns"])
         assert len(row["losses"]) == steps
         assert row["to_bound"] > 0
     # The second round goes backwards, and no turn begins before the one before it has ended.

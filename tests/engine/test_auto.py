@@ -137,7 +137,7 @@ def with_two_optimizers(rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32768), nn.ReLU(), nn.Linear(32768, 10))  # a unit each
     first, second = (torch.optim.SGD(part.parameters(), lr=1e-4) for part in (model[0], model[2]))
-    sync = syncline.attach(model, [first, second], compress="auto(int8)")
+    sync = syncline.attach(model, [first, second], compress="int8")
     planned_in = []
     for step in range(WARM_UP + PROFILED + 4):
         x = torch.randn(8, 32, generator=torch.Generator().manual_seed(step * 10 + rank))
@@ -152,6 +152,30 @@ def with_two_optimizers(rank: int, world: int) -> dict[str, Any]:
     at = sync.auto.planned_at if sync.auto is not None else []
     sync.close()
     return {"planned_at": at, "planned_in": planned_in, "sum": float(sum(p.detach().sum() for p in model.parameters()))}
+
+
+def with_an_unused_layer(rank: int, world: int) -> list[int]:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"used": nn.Linear(32, 10), "unused": nn.Linear(3000, 1000), "outside": nn.Linear(3000, 1000)}
+    )
+    used = [*model["used"].parameters(), *model["unused"].parameters()]
+    optimizer = torch.optim.SGD(used, lr=1e-3)
+    sync = syncline.attach(model, optimizer, compress="auto(int8)")
+    for step in range(WARM_UP + PROFILED + 3):
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(step * 10 + rank))
+        model["used"](x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sync.wait()
+    assert sync.auto is not None
+    at = list(sync.auto.planned_at)
+    sync.close()
+    return at
+
+
+def test_layers_that_nobody_steps_hold_no_plan_up() -> None:
+    assert run_ranks(with_an_unused_layer, 2) == [[WARM_UP + PROFILED]] * 2
 
 
 def test_a_plan_waits_for_the_last_of_several_optimizers() -> None:

@@ -1,5 +1,7 @@
 """From a plan and costs to a scenario: layers, what is ready when, what is needed when, and what is sent."""
 
+from dataclasses import replace
+
 import pytest
 from cost_cases import costs
 from model_shapes import layer, resnet50, vgg19
@@ -7,6 +9,7 @@ from model_shapes import layer, resnet50, vgg19
 from syncline import codecs, exchange
 from syncline.plan import CodecCost, Costs, Curve, Link, Plan, Shape, Unit, default_plan, predict, scenario
 from syncline.plan.predict import carriers
+from syncline.plan.predict import job as job_of
 from syncline.sim import simulate
 
 SHAPES = [*layer("first", (64, 32)), *layer("second", (128, 64)), *layer("third", (10, 128))]
@@ -133,3 +136,13 @@ def test_models(shapes: list[Shape], codec: str) -> None:
     told = predict(plan, shapes, costs(shapes, 0.1))
     assert told.compute == pytest.approx(0.1)
     assert told.bound <= told.step <= scenario(plan, shapes, costs(shapes, 0.1)).serial
+
+
+def test_a_codec_known_over_one_exchange_is_not_free_over_another() -> None:
+    line = Curve(1e-4, 1e-9)
+    cost = CodecCost(line, Curve(), line)
+    known = Costs(2, 0.01, 0.02, {}, {}, Link(1e-4, 1e8), carried={"int8 over allgather": cost})
+    shapes = {"w": Shape("w", (1 << 20,))}
+    unit = Unit("w", ("w",), "int8", "sharded")
+    made = job_of(unit, shapes, replace(known, world=8))
+    assert min(made.encode, made.between, made.decode) > 0

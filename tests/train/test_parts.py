@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UsageError
-from syncline.train.assemble import assemble, spans_of
+from syncline.train.assemble import assemble, merged, spans_of
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
 from syncline.train.runfolder import busy_share
 from syncline.train.sampler import Sampler
@@ -134,3 +134,13 @@ def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():
     records = [_record(0, 40, boot="one"), _record(1, 70, boot="two")]
     run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.0, 0.0]
+
+
+def test_ranks_of_different_hosts_with_measured_clocks_have_waits():
+    ahead = {"offset": 5000.0, "drift": 0.0, "error": 2.0, "at": 0}
+    late = _record(1, 70, boot="two") | {"clock": ahead}
+    late["spans"] = [[*row[:4], row[4] + 5000, row[5] + 5000, row[6]] for row in late["spans"]]
+    records = [_record(0, 40, boot="one") | {"clock": ahead | {"offset": 0.0, "error": 0.0}}, late]
+    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.3, 0.0]
+    assert merged(records).clock_error_ns == 2.0

@@ -125,6 +125,8 @@ def _planned(config: Config) -> list[Planned]:
     """Every contestant, checked before anything starts."""
     if config.compare.scale:
         raise UsageError("bench overlap runs at one world size: leave compare.scale out")
+    if config.cluster.changes:
+        raise UsageError("bench overlap keeps its links as they are: leave cluster.changes out")
     runs = plan_runs(config, world_size=ranks_asked(config))
     for run in runs:
         if run.servers:

@@ -27,8 +27,8 @@ class Turns:
     """No more steps than this count in a turn; no fewer than three."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.steps < 1:
-            raise UsageError(f"--rounds {self.rounds} --steps {self.steps}: both are at least 1")
+        if self.rounds < 1 or self.steps < 3:
+            raise UsageError(f"--rounds {self.rounds} --steps {self.steps}: at least 1, and at least 3")
         if not 0 < self.seconds < 1e6:
             raise UsageError(f"--seconds {self.seconds:g}: a turn takes a positive number of seconds")
 
@@ -67,7 +67,7 @@ class Course:
 
     def _warm_up(self, contestant: Contestant, entry: Entry) -> None:
         """Until nothing settles any more: DDP's buckets, PowerSGD's dense steps, the engine's tuning."""
-        turn = self._take(contestant, entry, contestant.settled_steps, expected_s=0.0)
+        turn = self._take(contestant, entry, max(2, contestant.settled_steps), expected_s=0.0)
         if turn is not None:
             steps = steady_ms(turn["steps"], lead=0)
             entry.warm_up = self._times(turn) | {"steps": len(steps), "step_ms": steps}

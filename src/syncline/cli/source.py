@@ -59,7 +59,9 @@ def find(path: Path) -> Source:
     steady = numbers(row["step_ms_series"][run.planned_at + 1 :])
     per_node = max(1, run.costs.world // row["nodes"]) if network["emulated"] else 1
     measured = median(steady) if len(steady) >= _FEWEST else None
-    return Source(folder, run, network["bandwidth"], per_node, measured, len(steady))
+    # The link that the costs are of is that of the last plan.
+    changed = [c["bandwidth"] for c in row.get("link_changes") or () if c["step"] <= run.planned_at]
+    return Source(folder, run, changed[-1] if changed else network["bandwidth"], per_node, measured, len(steady))
 
 
 def setting(source: Source, *, nodes: int | None, bandwidth: str | int | None) -> Setting:

@@ -1,5 +1,7 @@
 """`syncline trace`: the trace of a run, for other tools."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +11,8 @@ from rich.console import Console
 
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
-from syncline.trace.events import Event, write_json
-from syncline.trace.export import chrome_trace
+from syncline.trace.events import Event, write_events
+from syncline.trace.export import chrome_events, chrome_head
 from syncline.trace.horovod_style import horovod_trace
 from syncline.trace.rankfile import has_parts, merge_folder
 from syncline.trace.reread import reread
@@ -57,12 +59,7 @@ def trace(
         raise unknown("style", style, _STYLES)
     source = find(run)
     target = _target(source, style, out)
-    content, notes = _content(source, style)
-    try:
-        size = write_json(content, target)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; name another file with -o") from None
-    told = _summary(source, style, target, size, _events(content)) | {"notes": [*source.notes, *notes]}
+    told = {"source": str(source.path), "file": str(target), "style": style} | _export(source, style, target)
     if as_json:
         print_json(told)
         return
@@ -107,32 +104,44 @@ def _target(source: Source, style: str, out: Path | None) -> Path:
     return target
 
 
-def _content(source: Source, style: str) -> tuple[Any, list[str]]:
+def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
+    """Write the file; what went into it."""
+    events, head, notes = _content(source, style)
+    phases: Counter[str] = Counter()
+    tracks: set[tuple[int, int]] = set()
+
+    def counted() -> Iterator[Event]:
+        for event in events:
+            phases[event["ph"]] += 1
+            if event["ph"] in "BX":
+                tracks.add((event["pid"], event["tid"]))
+            yield event
+
+    try:
+        write_events(counted(), target, head=head)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}; name another file with -o") from None
+    steps = [span.step for span in source.spans]
+    return {
+        "bytes": target.stat().st_size,
+        "spans": len(source.spans),
+        "events": phases.total(),
+        "ranks": sorted({span.rank for span in source.spans}),
+        "steps": [min(steps), max(steps)] if steps else [],
+        "tracks": len(tracks),
+        "arrows": phases["s"],
+        "clock_error_ns": source.metadata.get("clock_error_ns"),
+        "notes": [*source.notes, *notes],
+    }
+
+
+def _content(source: Source, style: str) -> tuple[Iterable[Event], dict[str, Any] | None, list[str]]:
+    """The events, what the file begins with, and what is to be said of it."""
+    spans = source.spans
     if style == "chrome":
-        return chrome_trace(source.spans, metadata={**source.metadata, "notes": list(source.notes)}), []
+        metadata = {**source.metadata, "notes": list(source.notes)}
+        return chrome_events(spans), chrome_head(spans, metadata=metadata), []
     backend = source.metadata.get("backend")
     if isinstance(backend, str) and backend:
-        return horovod_trace(source.spans, backend=backend), []
-    return horovod_trace(source.spans), ["the trace does not name its backend: transfers are written as GLOO's"]
-
-
-def _events(content: Any) -> list[Event]:
-    events: list[Event] = content if isinstance(content, list) else content["traceEvents"]
-    return events
-
-
-def _summary(source: Source, style: str, target: Path, size: int, events: list[Event]) -> dict[str, Any]:
-    steps = sorted({span.step for span in source.spans})
-    return {
-        "source": str(source.path),
-        "file": str(target),
-        "style": style,
-        "bytes": size,
-        "spans": len(source.spans),
-        "events": len(events),
-        "ranks": sorted({span.rank for span in source.spans}),
-        "steps": [steps[0], steps[-1]] if steps else [],
-        "tracks": len({(event["pid"], event["tid"]) for event in events if event["ph"] in "BX"}),
-        "arrows": sum(event["ph"] == "s" for event in events),
-        "clock_error_ns": source.metadata.get("clock_error_ns"),
-    }
+        return horovod_trace(spans, backend=backend), None, []
+    return horovod_trace(spans), None, ["the trace does not name its backend: transfers are written as GLOO's"]

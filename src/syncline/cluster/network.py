@@ -6,7 +6,7 @@ however it comes, closes the descriptors, and the kernel removes namespaces, bri
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +103,11 @@ def _change(before: Link, after: Link, descriptors: list[int]) -> None:
 def _reshape(ip: Any, index: int, before: list[Qdisc], after: list[Qdisc]) -> None:
     # In place: a queue that were taken away would lose its packets, and TCP would take that for congestion.
     _shape(ip, index, after, verb="replace")
+    error = _pyroute2().netlink.exceptions.NetlinkError
     for qdisc in before:
         if qdisc.handle not in {kept.handle for kept in after}:
-            ip.tc("del", index=index, handle=qdisc.handle, parent=qdisc.options.get("parent", _ROOT))
+            with suppress(error):  # it may be gone: a change before this one may have failed half way
+                ip.tc("del", index=index, handle=qdisc.handle, parent=qdisc.options.get("parent", _ROOT))
 
 
 def _build(count: int, link: Link, keep: list[int]) -> None:

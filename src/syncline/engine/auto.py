@@ -112,10 +112,10 @@ class Auto:
                 pending.mark(slot.parameter, ticket)
 
     def _plan_when_all_have_stepped(self, profile: Profile) -> None:
-        """What the last exchange left for an optimizer that is still to step would be lost: a model may have several."""
+        """What the last exchange left for an optimizer that is still to step would be lost."""
         sync = self._sync
         sync.wait()
-        if any(unit.fresh for unit in sync._units):
+        if sync._stepper.owes_a_step():
             return
         self._profiled = None
         with sync._watched.communicating("the measurements of auto"):
@@ -163,7 +163,7 @@ class Auto:
         assert self.costs is not None
         with sync._watched.communicating("the measurements of auto"):
             cause = self._probe()
-            if cause is not None and any(unit.fresh for unit in sync._units):
+            if cause is not None and sync._stepper.owes_a_step():
                 self._drift.postponed()  # another optimizer has still to step: its states would be lost
             elif cause == "link":
                 self._plan(replace(self.costs, link=measured_link(sync)))

@@ -83,14 +83,12 @@ class Groups:
     def _pool(self) -> _Pool:
         return _free_slim if self.slim else _free
 
-    def fit(self, bytes_per_s: float) -> bool:
-        """For a slow link, let go of groups that take more of a GPU than it needs: then they are to be opened anew."""
-        nccl = dist.get_backend(self.parent) == "nccl"
-        if self.slim or not nccl or bytes_per_s >= SLIM_BYTES_PER_S:
-            return False
-        self._leave_rounds()
-        self.slim = True
-        return True
+    def fit(self, bytes_per_s: float) -> None:
+        """Let go of groups that take more of a GPU than a slow link needs, or too little for a fast one."""
+        slim = bytes_per_s < SLIM_BYTES_PER_S
+        if dist.get_backend(self.parent) == "nccl" and slim != self.slim:
+            self._leave_rounds()
+            self.slim = slim
 
     def close(self) -> None:
         """Leave the groups to the next engine."""

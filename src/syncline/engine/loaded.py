@@ -52,7 +52,7 @@ def beside_compute(work: Callable[[], T]) -> tuple[T, float]:
     count, begin = 0, time.perf_counter()
     thread.start()
     with torch.no_grad():
-        while not over.is_set():
+        while not count or not over.is_set():
             torch.mm(a, a, out=out)
             count += 1
     rate = count / (time.perf_counter() - begin)

@@ -41,6 +41,7 @@ class Profile:
     def touched(self, slot: Slot) -> None:
         """The forward pass uses a parameter for the first time."""
         self._now.setdefault(f"t{slot.index}", self._mark())
+        self._now.setdefault("cpu touched", time.thread_time())
 
     def complete(self, slot: Slot) -> None:
         """A parameter's gradient is accumulated."""
@@ -85,7 +86,8 @@ class Profile:
         touches = [min(max(t, begin), turn) - begin if t >= 0 else 0.0 for t in touches]
         updating, updated = at("updating", end), at("updated", end)
         # What a second of the training thread's CPU takes: 2 where two ranks share a core.
-        stretch = max(1.0, end / max(1e-9, step["cpu ended"] - step["cpu begun"]))
+        cpu = step["cpu ended"] - step.get("cpu touched", step["cpu begun"])
+        stretch = max(1.0, (end - begin) / max(1e-9, cpu))
         return [
             begin, turn - begin, end - turn, max(0.0, updated - updating), stretch, *touches,
             *(max(0.0, c - turn) for c in completions),

@@ -255,6 +255,16 @@ class Stepper:
             slot.alias = slot.parameter.detach()  # the user gave the parameter other memory
         return slot.alias
 
+    def owes_a_step(self) -> bool:
+        """Whether the last exchange has left states that an optimizer is still to commit; with nothing in flight."""
+        held = {id(p) for optimizer, _ in self._originals for group in optimizer.param_groups for p in group["params"]}
+        for unit in self._sync._units:
+            left = any(state for launch in unit.launches for state in launch.tentative or ())
+            # A parameter that no rank has used, or that is in no optimizer, will not be stepped.
+            if unit.fresh and left and any(s.grad is not None and id(s.parameter) in held for s in unit.slots):
+                return True
+        return False
+
     def _commit(self, unit: UnitRun) -> None:
         if unit.fresh:
             unit.fresh = False

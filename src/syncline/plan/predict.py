@@ -87,8 +87,10 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
     cost = carried or cost_of(unit.codec, costs)
     encode, between, decode = (_seconds(line, values, one.cells) for line in (cost.encode, cost.between, cost.decode))
     halves = 2 if len(one.sent) and _merges(unit.codec, unit.exchange) else 1
-    if len(one.sent) < 2 and (carried is None or halves < 2):
+    if len(one.sent) < 2 and carried is None:
         between = 0.0
+    elif len(one.sent) * halves < 2:
+        between, decode = 0.0, decode + between  # of an exchange in several hops, which here is one message
     if halves > 1 and carried is None:
         # The curves are those of an all-gather, where a rank decodes every rank's payload. Here it sends its shards,
         # decodes and merges a share of every payload, encodes the merged share, and decodes the whole once.
@@ -117,7 +119,8 @@ def cost_of(codec: str, costs: Costs) -> CodecCost:
     found = costs.codecs.get(codec)
     if found is None:
         found = next((cost for text, cost in costs.codecs.items() if built(text).text == built(codec).text), None)
-    return found or CodecCost()
+    # Of a run on a CPU the codec is known over exchanges alone; the first is the one that these curves are of.
+    return found or carried_cost(codec, carriers(codec, 2)[0], costs) or CodecCost()
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from syncline.trace.span import Span
 
@@ -21,17 +22,22 @@ class Count:
 
 def counters(spans: Iterable[Span]) -> Iterator[Count]:
     """For every rank bytes in flight, and Mbit/s: an exchange's bytes over its time, summed over those under way."""
-    edges: dict[int, dict[int, list[tuple[int, int, float]]]] = defaultdict(lambda: defaultdict(list))
+    edges: list[tuple[int, int, int, int, float]] = []
     for span in spans:
         if span.lane == "exchange" and span.bytes > 0 and span.end > span.start:
             rate = span.bytes * 8e3 / (span.end - span.start)
-            edges[span.rank][span.start].append((1, span.bytes, rate))
-            edges[span.rank][span.end].append((-1, -span.bytes, -rate))
-    for rank in sorted(edges):
-        under_way, size, speed = 0, 0, 0.0
-        for at in sorted(edges[rank]):
-            for change, more, faster in edges[rank][at]:
-                under_way, size, speed = under_way + change, size + more, speed + faster
-            speed = speed if under_way else 0.0  # sums of fractions do not come back to zero by themselves
-            yield Count(rank, IN_FLIGHT, at, {"bytes": size})
-            yield Count(rank, RATE, at, {"Mbit/s": round(max(0.0, speed), 3)})
+            edges.append((span.start, span.rank, 1, span.bytes, rate))
+            edges.append((span.end, span.rank, -1, -span.bytes, -rate))
+    edges.sort()
+    under_way: dict[int, int] = defaultdict(int)
+    size: dict[int, int] = defaultdict(int)
+    speed: dict[int, float] = defaultdict(float)
+    for (at, rank), changes in groupby(edges, key=lambda edge: edge[:2]):
+        for _, _, change, more, faster in changes:
+            under_way[rank] += change
+            size[rank] += more
+            speed[rank] += faster
+        if not under_way[rank]:
+            speed[rank] = 0.0  # sums of fractions do not come back to zero by themselves
+        yield Count(rank, IN_FLIGHT, at, {"bytes": size[rank]})
+        yield Count(rank, RATE, at, {"Mbit/s": round(max(0.0, speed[rank]), 3)})

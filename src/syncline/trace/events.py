@@ -3,18 +3,21 @@
 import gzip
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+
+_CHUNK = 4096
 
 
 def micros(ns: int) -> float:
     """Nanoseconds as the microseconds of a trace, so that readers get the same nanosecond back.
 
     Perfetto multiplies by 1000 and cuts off: a quotient that was rounded down would come out a nanosecond early, and a
-    span would reach into the next one of its track.
+    span would reach into the next one of its track. It holds for traces of up to 40 days.
     """
     value = ns / 1000
     return value if int(value * 1000.0) >= ns else math.nextafter(value, math.inf)
@@ -43,11 +46,32 @@ def names(pid: int, label: str, tids: Iterable[tuple[int, str]]) -> list[Event]:
     return events
 
 
-def write_json(content: Any, path: Path) -> int:
-    """Write JSON atomically, compressed when the name ends in `.gz`; returns the file's size."""
-    data = json.dumps(content).encode()
-    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+def write_events(events: Iterable[Event], path: Path, *, head: Mapping[str, Any] | None = None) -> None:
+    """Write a trace atomically, compressed when the name ends in `.gz`.
+
+    With a `head` an object that has the events under `traceEvents`, else an array. They go out as they come: a large
+    trace is never in memory as a whole.
+    """
     part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
-    return len(data)
+    try:
+        with part.open("wb") as raw:
+            if path.suffix == ".gz":
+                # No name and no time in it: the same events give the same file.
+                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+                    _write(events, head, packed.write)
+            else:
+                _write(events, head, raw.write)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _write(events: Iterable[Event], head: Mapping[str, Any] | None, write: Callable[[bytes], object]) -> None:
+    encode = json.JSONEncoder().encode
+    write(b"[" if head is None else f'{encode(dict(head))[:-1]}, "traceEvents": ['.encode())
+    rest, between = iter(events), ""
+    while chunk := list(islice(rest, _CHUNK)):
+        write((between + ",\n".join(map(encode, chunk))).encode())
+        between = ",\n"
+    write(b"]" if head is None else b"]}")

@@ -4,13 +4,14 @@ A process a rank, a track a lane and further tracks where spans of a lane overla
 to an exchange to those that waited for it; counters of what is on the way.
 """
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from syncline.trace.counters import counters
-from syncline.trace.events import Event, micros, names, slots, write_json
+from syncline.trace.counters import Count, counters
+from syncline.trace.events import Event, micros, names, slots, write_events
 from syncline.trace.releases import releases
 from syncline.trace.span import LANES, STEP, Span
 
@@ -18,26 +19,37 @@ FORMAT = "syncline trace 1"
 _ORDER = (STEP, *LANES)
 
 
-def chrome_trace(spans: Iterable[Span], *, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The trace as a JSON object; times count from its first span, whose own time is in `otherData.origin_ns`."""
-    spans = sorted(spans, key=lambda s: (s.start, s.end))
-    origin = spans[0].start if spans else 0
-    tids, named = _tracks(spans)
-    # By time; at the same time a span before the arrow that is bound to it.
-    timed = [(s.start, _complete(s, tid, origin)) for s, tid in zip(spans, tids, strict=True)]
-    timed += _arrows(spans, tids, origin)
-    timed += [(c.at, _counter(c.rank, c.name, c.value, c.at - origin)) for c in counters(spans)]
-    timed.sort(key=lambda pair: pair[0])
+def chrome_trace(spans: Iterable[Span], *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The trace as a JSON object."""
+    spans = list(spans)
+    return {**chrome_head(spans, metadata=metadata), "traceEvents": list(chrome_events(spans))}
+
+
+def write_chrome_trace(spans: Iterable[Span], path: Path, *, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write the trace atomically, compressed when the name ends in `.gz`."""
+    spans = list(spans)
+    write_events(chrome_events(spans), path, head=chrome_head(spans, metadata=metadata))
+
+
+def chrome_head(spans: Sequence[Span], *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What comes before the events; the first span's own time is in `otherData.origin_ns`."""
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"format": FORMAT, "origin_ns": origin, **(metadata or {})},
-        "traceEvents": [*named, *(event for _, event in timed)],
+        "otherData": {"format": FORMAT, "origin_ns": min((s.start for s in spans), default=0), **(metadata or {})},
     }
 
 
-def write_chrome_trace(spans: Iterable[Span], path: Path, *, metadata: dict[str, Any] | None = None) -> None:
-    """Write the trace atomically, compressed when the name ends in `.gz`."""
-    write_json(chrome_trace(spans, metadata=metadata), path)
+def chrome_events(spans: Iterable[Span]) -> Iterator[Event]:
+    """The events in the order of their times, which count from the first span."""
+    spans = sorted(spans, key=lambda s: (s.start, s.end))
+    origin = spans[0].start if spans else 0
+    tids, named = _tracks(spans)
+    yield from named
+    complete = ((s.start, _complete(s, tid, origin)) for s, tid in zip(spans, tids, strict=True))
+    counts = ((c.at, _counter(c, origin)) for c in counters(spans))
+    # At the same time a span comes before the arrow that is bound to it.
+    for _, event in heapq.merge(complete, _arrows(spans, tids, origin), counts, key=lambda pair: pair[0]):
+        yield event
 
 
 def _tracks(spans: Sequence[Span]) -> tuple[list[int], list[Event]]:
@@ -77,16 +89,15 @@ def _complete(span: Span, tid: int, origin: int) -> Event:
     }
 
 
-def _arrows(spans: Sequence[Span], tids: Sequence[int], origin: int) -> list[tuple[int, Event]]:
-    timed: list[tuple[int, Event]] = []
+def _arrows(spans: Sequence[Span], tids: Sequence[int], origin: int) -> Iterator[tuple[int, Event]]:
     for number, (late, waiting) in enumerate(releases(spans), start=1):
         for phase, index in (("s", late), ("f", waiting)):
             span = spans[index]
             event: Event = {"ph": phase, "id": number, "name": "last to come", "cat": "release", "pid": span.rank}
             event |= {"tid": tids[index], "ts": micros(span.start - origin)}
-            timed.append((span.start, event | ({"bp": "e"} if phase == "f" else {})))
-    return timed
+            yield span.start, event | ({"bp": "e"} if phase == "f" else {})
 
 
-def _counter(rank: int, name: str, value: Mapping[str, float], ns: int) -> Event:
-    return {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": micros(ns), "args": dict(value)}
+def _counter(count: Count, origin: int) -> Event:
+    where = {"pid": count.rank, "tid": 0, "ts": micros(count.at - origin)}
+    return {"ph": "C", "name": count.name, **where, "args": count.value}

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from syncline.errors import UsageError
 from syncline.trace.kinetolanes import Piece, Thread
 from syncline.trace.kinetospans import Collective, Kernel, Rows, spans_of
 from syncline.trace.payload import collective, elements, item_size
@@ -18,6 +19,7 @@ _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HEADER = ("distributedInfo", "schemaVersion", "baseTimeNanoseconds")
 _STEP = re.compile(r"ProfilerStep#\d{1,9}$", re.ASCII)
 _RANGE = re.compile(r"(?:gloo|mpi|ucc):")  # nccl:... on the host is the launch alone
+_STARTS = re.compile(r"Launch|[mM]em(?:cpy|set)")
 _PREFIXES = (
     ("autograd::engine::evaluate_function", "backward"),
     ("torch.distributed.ddp.reducer::", "finish"),
@@ -47,6 +49,9 @@ def read(file: TraceFile) -> list[RankTrace]:
     reader = _Reader(file)
     for event in file.events():
         reader.add(event)
+    if file.cut:
+        # Its events are not in the order of time: a part would be taken for the whole.
+        raise UsageError(f"{file.path} ends {file.cut}: export it again")
     info = file.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     base = whole(file.header.get("baseTimeNanoseconds"), 0)
@@ -89,7 +94,7 @@ class _Reader:
             self._host(event, category, name, thread, *when)
         elif category in _LAUNCH:
             correlation = whole(fields(event).get("correlation"))
-            if correlation > 0:
+            if correlation > 0 and _STARTS.search(name):
                 self._keep()
                 self.rows.launches[correlation] = (thread, when[0])
         else:

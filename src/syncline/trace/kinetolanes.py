@@ -62,7 +62,8 @@ def without(pieces: list[Piece], holes: Iterable[tuple[int, int]]) -> list[Piece
     ends = [hole.end for hole in apart]
     for piece in pieces:
         at = piece.start
-        for hole in apart[bisect_right(ends, piece.start) :]:
+        for place in range(bisect_right(ends, piece.start), len(apart)):
+            hole = apart[place]
             if hole.start >= piece.end:
                 break
             if hole.start > at:

@@ -71,8 +71,9 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     steps = sorted({step[0]: step for step, _ in rows.steps}.values(), key=lambda step: step[1])
     if steps:
         return steps
-    pieces = [piece for thread in rows.host.values() for piece in thread]
-    edges = [(row.start, row.end) for row in (*pieces, *rows.kernels, *rows.collectives)]
+    edges = [(piece.start, piece.end) for thread in rows.host.values() for piece in thread]
+    edges += [(kernel.start, kernel.end) for kernel in rows.kernels]
+    edges += [(each.start, each.end) for each in rows.collectives]
     if not edges:
         return []
     notes.append("it has no ProfilerStep ranges, so all of it is one step: call profiler.step() after every step")

@@ -15,7 +15,7 @@ class Part:
     rank: int
     spans: Sequence[Span]
     host: str = ""
-    """Ranks with the same text read the same clock (`train.clock.host`)."""
+    """Ranks with the same text read the same clock (`clocks.host()`)."""
     clock: Clock | None = None
     """As measured against rank 0; None where it was not."""
 

@@ -12,7 +12,7 @@ def releases(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
 
     `spans` are those that `split_waits` returns, in the order of their starts: a rank that waited has a wait up to the
     moment at which its transfer and that of the last rank begin. A collective has no one sender: its data move when the
-    last rank is there, so that is where an arrow starts.
+    last rank is there, so that is where an arrow starts. They come in the order of their times.
     """
     waits = {(s.rank, s.step, s.name, s.unit, s.end) for s in spans if s.lane == "wait" and s.name != BLOCKED}
     if not waits:

@@ -33,6 +33,8 @@ def parse_changes(config: Config) -> tuple[Change, ...]:
     by_epoch = train.device == "cuda" or (train.device == "auto" and torch.cuda.is_available())
     if asked and not config.cluster.nodes:
         raise UsageError("cluster.changes changes the links between nodes: add --nodes N")
+    if asked and len(config.compare.scale) > 1:
+        raise UsageError("cluster.changes counts the steps of one world size: leave compare.scale out")
     changes = sorted((_change(step, rate) for step, rate in asked.items()), key=lambda change: change.step)
     if len({change.step for change in changes}) < len(changes):
         raise UsageError(f"cluster.changes names a step twice: {', '.join(asked)}; leave one of them out")

@@ -1,27 +1,13 @@
-"""The ranks' clocks in a run: which are the same, and how far the others are from rank 0's, at begin and end."""
+"""A rank's clock in a run: how far it is from rank 0's, when the run begins and when it ends."""
 
-import os
-import socket
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from syncline._compat import new_group
 from syncline.trace.clocks import Clock, drifting, measure
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TIME = Path("/proc/self/ns/time")
-
-
-def host() -> str:
-    """The same text for processes that read the same clock: one boot of one kernel, one time namespace."""
-    try:
-        return f"{BOOT_ID.read_text().strip()} {TIME.readlink() if TIME.exists() else ''}".strip()
-    except OSError:
-        return f"{socket.gethostname()}-{os.getpid()}"
 
 
 class RunClock:

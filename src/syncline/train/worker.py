@@ -15,8 +15,9 @@ import torch.distributed as dist
 from syncline._compat import Store
 from syncline.errors import UsageError
 from syncline.trace import Recorder
+from syncline.trace.clocks import host
 from syncline.train.checkpoint import cut_logs
-from syncline.train.clock import RunClock, host
+from syncline.train.clock import RunClock
 from syncline.train.config import Train
 from syncline.train.loop import Gate, Loop, Progress
 from syncline.train.randomness import seed_all

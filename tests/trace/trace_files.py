@@ -1,0 +1,44 @@
+"""Trace files for tests: the committed fixtures, and small ones written by hand."""
+
+import gzip
+import json
+from pathlib import Path
+
+FIXTURES = Path(__file__).parent / "fixtures"
+GLOO = [FIXTURES / f"gloo-rank{rank}.json.gz" for rank in (0, 1)]
+HOROVOD = FIXTURES / "horovod-timeline.json"
+
+
+def raw(path):
+    """A fixture as the standard library reads it."""
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def kineto(path, events, *, rank=0, world=1, host="a", base=1_000_000_000):
+    """Write a torch.profiler trace; returns its path."""
+    info = {"backend": "nccl", "rank": rank, "world_size": world}
+    header = {"schemaVersion": 1, "distributedInfo": info, "host_name": host, "baseTimeNanoseconds": base}
+    path.write_text(json.dumps({**header, "traceEvents": events}))
+    return path
+
+
+def host(name, start, end, *, cat="cpu_op", tid=7, **args):
+    """An event of a thread, in microseconds."""
+    return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": start, "dur": end - start, "args": args}
+
+
+def kernel(name, start, end, correlation, *, stream=7, **args):
+    """A kernel, in microseconds."""
+    args = {"correlation": correlation, "stream": stream, **args}
+    return {**host(name, start, end, cat="kernel", tid=stream), "pid": 0, "args": args}
+
+
+def launch(at, correlation, *, tid=7):
+    """The launch of a kernel."""
+    return host("cudaLaunchKernel", at, at + 1, cat="cuda_runtime", tid=tid, correlation=correlation)
+
+
+def lanes(spans):
+    """Lane, start and end in microseconds, from the first span on."""
+    origin = min(span.start for span in spans)
+    return [(span.lane, (span.start - origin) / 1000, (span.end - origin) / 1000) for span in spans]
