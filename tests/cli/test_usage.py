@@ -63,7 +63,7 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("bench", "codecs", "--largest-mb", "0.001"), "leaves no size"),
         (("bench", "convergence", "--steps", "0"), "--steps must be at least 1"),
         (("bench", "--json", "overlap"), "its options come after it"),
-        (("bench", "overlap", "--rounds", "0"), "both are at least 1"),
+        (("bench", "overlap", "--rounds", "0"), "at least 1, and at least 3"),
         (("bench", "overlap", "--seconds", "0"), "a positive number of seconds"),
         (("bench", "overlap", "--nodes", "3", "--batch", "64"), "use --batch 63"),
         (("bench", "overlap", "--compress", "powersdg"), "did you mean 'powersgd'"),
