@@ -35,7 +35,7 @@ _BUSY = 0.1
 _DDP_BUCKET = 25.0
 _PATIENCE_S = 600.0
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-# An H200 had room for 11 ranks of 32 and for 24 of 16, so some are left free; 32 made no step shorter than 8 did.
+# An H200 had room for 11 ranks of 32 and for 24 of 16, so some are left free.
 _CHANNELS, _FEWEST = 256, 2
 
 

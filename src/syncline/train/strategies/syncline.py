@@ -92,6 +92,8 @@ class Syncline(Strategy):
     ) -> None:
         self.auto = allowed_codecs(_text(compress)) is not None
         self.compress = _text(compress) or "none"
+        if self.auto and carrier is not None:
+            raise UsageError(f"syncline({self.compress}) chooses exchanges itself: leave carrier out, or name a codec")
         # What auto will choose is not known: dense stands for it.
         self.codec = codecs.build("none" if self.auto else self.compress)
         self.carrier = exchange.check(self.codec, _text(carrier) or exchange.legal(self.codec)[0])

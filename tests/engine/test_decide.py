@@ -1,0 +1,46 @@
+"""One rank searches: all have its plan, or its error."""
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ranks import run_ranks
+from syncline.engine.decide import decided
+from syncline.engine.groups import Groups
+from syncline.errors import UsageError
+from syncline.plan import Choice, Plan, Unit
+from syncline.train.strategies import load
+
+PLAN = Plan((Unit("a", ("a.weight",), "int8", "allgather"),), (("a", 0),), {"chosen": "int8"})
+
+
+def answers(rank: int, world: int) -> dict[str, Any]:
+    groups = Groups(dist.group.WORLD, 60.0)
+    groups.open(0)
+    asked = []
+
+    def find() -> Choice:
+        asked.append(rank)
+        return Choice(PLAN, 0.25, 0.125, (), "why: \u00e9")
+
+    def fail() -> Choice:
+        raise ValueError("no way")
+
+    got = decided(groups, find)
+    with pytest.raises((ValueError, UsageError), match="no way"):
+        decided(groups, fail)
+    groups.close()
+    return {"hash": got.plan.hash, "facts": (got.step, got.bound, got.why), "asked": asked}
+
+
+def test_all_have_what_rank_0_found() -> None:
+    found = run_ranks(answers, 3)
+    assert {one["hash"] for one in found} == {PLAN.hash}
+    assert {one["facts"] for one in found} == {(0.25, 0.125, "why: \u00e9")}
+    assert [one["asked"] for one in found] == [[0], [], []]
+
+
+def test_a_strategy_does_not_override_an_exchange_silently() -> None:
+    with pytest.raises(UsageError, match="leave carrier out"):
+        load("syncline(auto, carrier=sharded)")
