@@ -86,7 +86,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append(f'<text x="{max(x, high) + 6:.1f}" y="{y + 13}">{text}</text>')
     return (
         f'<figure><svg viewBox="0 0 {_WIDTH} {len(timed) * _ROW + 6}" role="img" aria-label="time of a step">'
-        f"{''.join(parts)}</svg><figcaption class=soft>Whiskers: the rounds' medians. Upright line: the bound"
+        f"{''.join(parts)}</svg><figcaption class=soft>Whiskers: the rounds' means. Upright line: the bound"
         " max(compute, wire) for the bytes that this contestant sends.</figcaption></figure>"
     )
 
