@@ -25,7 +25,10 @@ VERBS = {
     "doctor": "Say what this machine can do, and what is missing.",
 }
 
-OWN_OPTIONS = {"bench overlap": "overlap"}
+OWN_OPTIONS = {
+    "bench overlap": "overlap",
+    "trace export": "trace_export",
+}
 """What a verb does with options of its own, and the file that has them."""
 
 

@@ -1,147 +1,22 @@
-"""`syncline trace`: the trace of a run, for other tools."""
+"""`syncline trace`: what can be done with a trace; each action has a file and options of its own."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from syncline.cli.execute import print_json
-from syncline.errors import UsageError, unknown
-from syncline.trace.events import Event, write_events
-from syncline.trace.export import chrome_events, chrome_head
-from syncline.trace.horovod_style import horovod_trace
-from syncline.trace.rankfile import has_parts, merge_folder
-from syncline.trace.reread import reread
-from syncline.trace.span import Span
+from syncline.errors import unknown
 
-TRACE = "trace.json.gz"
-_WHAT = ("export",)
-_STYLES = ("chrome", "horovod")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A trace that was found: its file or folder, its spans, what was written beside them, what is missing."""
-
-    path: Path
-    spans: list[Span]
-    metadata: dict[str, Any]
-    notes: tuple[str, ...]
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self.path if self.path.is_dir() else self.path.parent
+ACTIONS = {
+    "export": "Write it for chrome://tracing or Perfetto, also in Horovod's style.",
+}
 
 
 def trace(
-    what: Annotated[str, typer.Argument(help="export: write the trace of a run for chrome://tracing or Perfetto.")],
-    run: Annotated[
-        Path, typer.Argument(help=f"A run folder, a strategy's folder in it, a {TRACE}, or a folder of ranks' spans.")
+    what: Annotated[
+        str, typer.Argument(metavar="ACTION", help=" ".join(f"{name}: {text}" for name, text in ACTIONS.items()))
     ],
-    style: Annotated[
-        str, typer.Option(help="chrome: a process a rank, a track a lane. horovod: a row a tensor, Horovod's names.")
-    ] = "chrome",
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="The file, compressed if it ends in .gz; default: beside the run."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON and nothing else.")] = False,
+    rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
-    """Export the spans of all ranks as one trace that chrome://tracing and Perfetto open."""
-    if what not in _WHAT:
-        raise unknown("action", what, _WHAT)
-    if style not in _STYLES:
-        raise unknown("style", style, _STYLES)
-    source = find(run)
-    target = _target(source, style, out)
-    told = {"source": str(source.path), "file": str(target), "style": style} | _export(source, style, target)
-    if as_json:
-        print_json(told)
-        return
-    lines = [f"note: {text}" for text in told["notes"]]
-    lines.append(f"{told['spans']:,} spans of {len(told['ranks'])} ranks, {told['events']:,} events")
-    lines.append(f"trace: {target}")
-    Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-
-
-def find(path: Path) -> Source:
-    """The trace behind a run folder, a strategy's folder, a trace file or a folder of ranks' spans."""
-    if path.is_file():
-        return _read(path)
-    if not path.is_dir():
-        raise UsageError(f"there is no '{path}': name a run folder, or a {TRACE}")
-    if (path / TRACE).is_file():
-        return _read(path / TRACE)
-    if has_parts(path):
-        merged = merge_folder(path)
-        return Source(path, merged.spans, {"clock_error_ns": merged.clock_error_ns}, merged.notes)
-    found = sorted(file.parent for file in path.glob(f"runs/*/{TRACE}"))
-    if not found:
-        raise UsageError(f"{path} holds no trace: name a run folder of syncline train or compare")
-    if len(found) > 1:
-        raise UsageError(f"{path} holds the traces of {len(found)} runs: name one, such as {found[0]}")
-    return _read(found[0] / TRACE)
-
-
-def _read(path: Path) -> Source:
-    again = reread(path)
-    told = again.metadata.get("notes")
-    earlier = [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
-    return Source(path, again.spans, again.metadata, (*earlier, *again.notes))
-
-
-def _target(source: Source, style: str, out: Path | None) -> Path:
-    target = out or source.folder / f"trace.{style}.json.gz"
-    if target.is_dir():
-        raise UsageError(f"-o {target} is a folder: name a file in it")
-    if target.exists() and target.samefile(source.path):
-        raise UsageError(f"-o {target} is the trace itself: name another file")
-    return target
-
-
-def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
-    """Write the file; what went into it."""
-    events, head, notes = _content(source, style)
-    phases: Counter[str] = Counter()
-    tracks: set[tuple[int, int]] = set()
-
-    def counted() -> Iterator[Event]:
-        for event in events:
-            phases[event["ph"]] += 1
-            if event["ph"] in "BX":
-                tracks.add((event["pid"], event["tid"]))
-            yield event
-
-    try:
-        write_events(counted(), target, head=head)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; name another file with -o") from None
-    steps = [span.step for span in source.spans]
-    return {
-        "bytes": target.stat().st_size,
-        "spans": len(source.spans),
-        "events": phases.total(),
-        "ranks": sorted({span.rank for span in source.spans}),
-        "steps": [min(steps), max(steps)] if steps else [],
-        "tracks": len(tracks),
-        "arrows": phases["s"],
-        "clock_error_ns": source.metadata.get("clock_error_ns"),
-        "notes": [*source.notes, *notes],
-    }
-
-
-def _content(source: Source, style: str) -> tuple[Iterable[Event], dict[str, Any] | None, list[str]]:
-    """The events, what the file begins with, and what is to be said of it."""
-    spans = source.spans
-    if style == "chrome":
-        metadata = {**source.metadata, "notes": list(source.notes)}
-        return chrome_events(spans), chrome_head(spans, metadata=metadata), []
-    backend = source.metadata.get("backend")
-    if isinstance(backend, str) and backend:
-        return horovod_trace(spans, backend=backend), None, []
-    return horovod_trace(spans), None, ["the trace does not name its backend: transfers are written as GLOO's"]
+    """Do something with the trace of a run; `syncline trace ACTION --help` has the options of each."""
+    del rest
+    raise unknown("action", what, tuple(ACTIONS))
