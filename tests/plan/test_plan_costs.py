@@ -12,9 +12,10 @@ from model_shapes import mlp
 
 from syncline.errors import UsageError
 from syncline.plan import NOISE, CodecCost, Curve, Link, load_costs, within
-from syncline.plan.quality import POINTS
+from syncline.plan.quality import CHOSEN, POINTS
 
-TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "convergence.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+TABLE, SEEDS = RESULTS / "convergence.json", RESULTS / "convergence-vgg19-h200.json"
 TIMES = st.floats(0, 10)
 
 
@@ -95,12 +96,25 @@ def test_points_are_those_of_the_convergence_table() -> None:
     assert measured == POINTS
 
 
+def test_points_of_chosen_options_are_means_over_the_seeds_of_their_table() -> None:
+    rows = [row for row in json.loads(SEEDS.read_text())["rows"] if row["optimizer"] == "adam(lr=0.0001)"]
+    accuracy = {
+        codec: [row["accuracy"] for row in rows if row["codec"] == codec] for codec in {row["codec"] for row in rows}
+    }
+    assert {len(values) for values in accuracy.values()} == {3}
+    dense = sum(accuracy["none"]) / 3
+    assert {name: round((dense - sum(accuracy[name]) / 3) * 100, 1) for name in CHOSEN} == CHOSEN
+
+
 def test_a_budget_allows_codecs_best_quality_first() -> None:
     inside = within(NOISE)
     assert {"int8", "int4", "terngrad"} <= set(inside)
     assert not {"powersgd", "topk", "tbq", "randomk", "dgc", "bf16"} & set(inside)
     everything = within(100)
+    assert CHOSEN.keys() <= set(inside)
     for names in (inside, everything):
-        assert [POINTS[name] for name in names] == sorted(POINTS[name] for name in names)
+        alone = [name for name in names if name not in CHOSEN]
+        assert names[: len(alone)] == alone
+        assert [POINTS[name] for name in alone] == sorted(POINTS[name] for name in alone)
     assert set(inside) < set(everything)
     assert within(-1) == []

@@ -42,6 +42,7 @@ class Setting:
     final_samples: int = 10_000
     small: int = 16384
     """Tensors of up to so many values travel together, as one work item."""
+    device: str = "cpu"
 
 
 def specs() -> list[str]:
@@ -64,13 +65,18 @@ def measure(
         rows.append(train(spec, setting, data=data))
         progress(f"{spec}: accuracy {rows[-1]['accuracy']:.1%}, loss {rows[-1]['final_loss']:.4f}")
     _against_dense(rows, next(row for row in rows if row["codec"] == DENSE))
-    return {"environment": environment(torch.device("cpu")), "setting": vars(setting) | {"data": data}, "rows": rows}
+    return {
+        "environment": environment(torch.device(setting.device)),
+        "setting": vars(setting) | {"data": data},
+        "rows": rows,
+    }
 
 
 def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
     """Train under one codec; losses a step, accuracies at intervals, bytes a rank puts on the wire."""
     codec = codecs.build(spec)
-    workload = build(setting.model, data, seed=setting.seed)
+    device = torch.device(setting.device)
+    workload = build(setting.model, data, seed=setting.seed).to(device)
     (phase,) = workload.phases
     named = [(name, p) for name, p in phase.module.named_parameters() if p.requires_grad]
     chosen = OPTIMIZERS.get(codec.definition.name, setting.optimizer)
@@ -81,17 +87,18 @@ def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
     where = {"batch": setting.batch, "seed": setting.seed, "workers": setting.workers}
     samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(setting.workers)]
     states: list[dict[str, Tensor]] | None = None
-    losses: list[float] = []
+    losses: list[Tensor] = []
     accuracies: list[tuple[int, float]] = []
     sent = 0
     for step in range(setting.steps):
         gradients = []
-        total = 0.0
+        total = torch.zeros((), device=device)
         for sampler in samplers:
             number, indices = sampler(step)
-            loss, grads = _gradients(phase.module, named, workload.train.batch(indices, epoch=number))
+            batch = _moved(workload.train.batch(indices, epoch=number), device)
+            loss, grads = _gradients(phase.module, named, batch)
             gradients.append(grads)
-            total += loss
+            total = total + loss
         result = codecs.lockstep(
             codec, gradients, names=names, states=states, first_step=step, seed=setting.seed, small=setting.small
         )
@@ -105,30 +112,36 @@ def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
         if (step + 1) % setting.evaluate_every == 0:
             accuracies.append((step + 1, _accuracy(workload, setting.test_samples)))
     final = _accuracy(workload, setting.final_samples)
+    curve: list[float] = torch.stack(losses).tolist()
     return {
         "codec": spec,
         "optimizer": chosen,
-        "loss": losses,
+        "loss": curve,
         "accuracies": [*accuracies, (setting.steps, final)],
         "accuracy": final,
-        "final_loss": statistics.mean(losses[-_SMOOTH:]),
+        "final_loss": statistics.mean(curve[-_SMOOTH:]),
         "bytes_per_step": sent / setting.steps,
     }
 
 
-def _gradients(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]], batch: Any) -> tuple[float, list[Tensor]]:
+def _gradients(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]], batch: Any) -> tuple[Tensor, list[Tensor]]:
     loss = module(*batch)
     grads = torch.autograd.grad(loss, [p for _, p in named])
-    return float(loss.detach()), list(grads)
+    return loss.detach(), list(grads)
+
+
+def _moved(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
 
 @torch.no_grad()
 def _accuracy(workload: Workload, samples: int) -> float:
     assert workload.test is not None
     assert workload.evaluate is not None
+    device = next(workload.phases[0].module.parameters()).device
     correct, counted = 0.0, 0
     for indices in torch.arange(min(samples, len(workload.test))).split(250):
-        right, number = workload.evaluate(workload.test.batch(indices))
+        right, number = workload.evaluate(_moved(workload.test.batch(indices), device))
         correct, counted = correct + right, counted + number
     return correct / counted
 

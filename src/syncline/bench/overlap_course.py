@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncline.bench.contestants import Contest, Contestant
-from syncline.bench.overlap_rows import Entry, common_steps, pictured, rows, steady_ms, turn_steps
+from syncline.bench.overlap_rows import Entry, common_steps, kind_of, pictured, rows, steady_ms, turn_steps
 from syncline.bench.timeline import window
 from syncline.errors import UsageError
 from syncline.report.stats import median
@@ -14,6 +14,8 @@ from syncline.trace.export import write_chrome_trace
 from syncline.train.assemble import spans_of
 
 Progress = Callable[[str], None]
+LEAD = 3
+"""Steps at the beginning of a turn that do not count."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Course:
             return
         step_s = median(entry.turns[-1]["step_ms"] if entry.turns else entry.warm_up["step_ms"][-2:]) / 1e3
         counted = turn_steps(step_s, seconds=self.turns.seconds, most=self.turns.steps)
-        # Where steps are long one is enough to fill the network; all but the engine need none.
-        lead = 1 if counted <= 3 else 2
+        # The engine's first steps find the network idle; what they leave to later ones grows for some steps.
+        lead = LEAD if counted > 3 or kind_of(entry.strategy) == "ours" else 1
         ran = lead + counted + 1
         turn = self._take(contestant, entry, ran, expected_s=step_s * ran)
         if turn is None:

@@ -17,6 +17,7 @@ from syncline import codecs
 from syncline.codecs import Batch, Codec, Gather, Merge, Out, Request, Result
 from syncline.codecs.build import LATE
 from syncline.codecs.program import answer, lower
+from syncline.engine.rounded import Rounded
 
 SMALL = 16384
 """Values up to which tensors of one unit are sent end to end by codecs that work on flat tensors."""
@@ -139,8 +140,8 @@ def rounds_of(cells: Sequence[Cell]) -> tuple[int, bool]:
 class Course:
     """The cells of one launch in one backward pass: requests out, answers in, until every cell has its result."""
 
-    def __init__(self, cells: Sequence[Cell], where: Where) -> None:
-        self.cells, self.where = cells, where
+    def __init__(self, cells: Sequence[Cell], where: Where, *, rounded: Rounded | None = None) -> None:
+        self.cells, self.where, self._rounded = cells, where, rounded
         self.results: list[Result | None] = [None] * len(cells)
         self._runs: list[Any] = []
         self._plan: list[tuple[list[int], list[Request]]] = []
@@ -166,7 +167,7 @@ class Course:
         """The next requests, none when all is done."""
         given: dict[int, Any] = {}
         for (members, requests), got in zip(self._plan, answers, strict=True):
-            given.update(zip(members, _share_out(requests, got), strict=True))
+            given.update(zip(members, self._share_out(requests, got), strict=True))
         places = sorted(given)
         return self._sort(places, [self._runs[i].resume(given[i]) for i in places])
 
@@ -177,8 +178,29 @@ class Course:
                 self.results[place] = item
             else:
                 waiting.append((place, self._spared(self.cells[place].codec, item)))
-        self._plan, fused = _fuse(waiting)
-        return fused
+        self._plan = _fuse(waiting)
+        return [self._together(requests) for _, requests in self._plan]
+
+    def _together(self, requests: Sequence[Request]) -> Request:
+        merges = self._to_round(requests)
+        if merges:
+            assert self._rounded is not None
+            return self._rounded.write(merges, self.where.world)
+        return _together(requests)
+
+    def _share_out(self, requests: Sequence[Request], got: Any) -> list[Any]:
+        merges = self._to_round(requests)
+        if merges:
+            assert self._rounded is not None
+            return [answer(r, out) for r, out in zip(requests, self._rounded.read(merges, got.mean), strict=True)]
+        return _share_out(requests, got)
+
+    def _to_round(self, requests: Sequence[Request]) -> list[Merge]:
+        """These as merges, if they are to be rounded into the launch's own message."""
+        if self._rounded is None or any(isinstance(request, Gather) for request in requests):
+            return []
+        merges = [lower(request) for request in requests]
+        return merges if all(self._rounded.takes(merge) for merge in merges) else []
 
     @staticmethod
     def _spared(codec: Codec, request: Request) -> Request:
@@ -188,7 +210,7 @@ class Course:
         return replace(request, own=False, scratch=codec.definition.name == "none" and codec.tail is None)
 
 
-def _fuse(waiting: Sequence[tuple[int, Request]]) -> tuple[list[tuple[list[int], list[Request]]], list[Request]]:
+def _fuse(waiting: Sequence[tuple[int, Request]]) -> list[tuple[list[int], list[Request]]]:
     """Requests whose payloads add up and are written alike travel as one."""
     groups: dict[Any, list[tuple[int, Request]]] = {}
     for place, request in waiting:
@@ -198,8 +220,7 @@ def _fuse(waiting: Sequence[tuple[int, Request]]) -> tuple[list[tuple[list[int],
             if merge.coder.adds:
                 key = ("adds", merge.coder, merge.mean, merge.tensor.dtype)
         groups.setdefault(key, []).append((place, request))
-    plan = [([p for p, _ in group], [r for _, r in group]) for group in groups.values()]
-    return plan, [_together(requests) for _, requests in plan]
+    return [([p for p, _ in group], [r for _, r in group]) for group in groups.values()]
 
 
 def _together(requests: Sequence[Request]) -> Request:

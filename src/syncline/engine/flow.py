@@ -13,6 +13,7 @@ from torch import Tensor
 
 from syncline.codecs.ops import finite
 from syncline.engine.cells import Cell, Course, Where, rounds_of
+from syncline.engine.rounded import Rounded
 from syncline.exchange import Link
 from syncline.trace import Recorder
 
@@ -34,6 +35,8 @@ class Launch:
     position: int = 0
     ready: bool = False
     where: Where = field(default_factory=lambda: Where(0, 0, 1, 0))
+    step: int = -1
+    """The recorder's step when the backward pass began; a worker may come to it in the next one."""
     tentative: list[dict[str, Tensor]] | None = None
     """The states that the last exchange would leave; committed by the optimizer's step."""
     chain: bool = False
@@ -44,6 +47,7 @@ class Launch:
     """Note this pass's norms, for the sentinel."""
     norms: Tensor | None = None
     """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
+    rounded: Rounded = field(default_factory=Rounded)
 
     def __post_init__(self) -> None:
         self.rounds, self.always = rounds_of(self.cells)
@@ -60,8 +64,10 @@ class Launch:
 
 def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
     """Take a launch from gradients to averaged gradients; collectives are issued inside `turn(launch, round)`."""
-    unit, label, step = launch.unit, launch.label, recorder.step
-    course = Course(launch.cells, launch.where)
+    unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
+    # Other exchanges sum in float32; and norms are taken of the gradient as it was.
+    rounds = all(str(link.exchange) == "allreduce" for link in launch.links) and not launch.measure
+    course = Course(launch.cells, launch.where, rounded=launch.rounded if rounds else None)
     chained = launch.tentative if launch.chain else None
     before = [dict(cell.state) for cell in launch.cells] if chained is None else chained
     begin = recorder.mark("encode")

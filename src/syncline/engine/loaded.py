@@ -17,7 +17,9 @@ from torch import Tensor
 from syncline import codecs
 from syncline._compat import NoSubclasses
 from syncline.codecs import Mean
+from syncline.codecs.build import LATE
 from syncline.engine.cells import Course, Where, cells_of
+from syncline.engine.rounded import Rounded
 from syncline.exchange import Handle, Link
 from syncline.plan.costs import CodecCost, Curve
 
@@ -101,8 +103,9 @@ def carried_cost(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, ra
         (cells,) = cells_of(codec, ["probe"], [shape], 1)
         states: list[dict[str, Tensor]] = [{} for _ in cells]
         rows = []
+        rounded = Rounded() if str(link.exchange) == "allreduce" else None
         for step in range(_REPEATS):
-            course = Course(cells, Where(step, rank, world, 0))
+            course = Course(cells, Where(LATE + step, rank, world, 0), rounded=rounded)
             grad = torch.randn(shape, generator=numbers) * 1e-2
             rows.append(_stages(course, link, grad, states))
             states = [dict(result.state) for result in course.results if result is not None]

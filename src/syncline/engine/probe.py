@@ -10,6 +10,7 @@ from torch import Tensor
 
 from syncline import codecs, exchange
 from syncline.codecs import Mean
+from syncline.codecs.build import LATE
 from syncline.engine.cells import Course, Where, cells_of
 from syncline.exchange import AllGather, AllReduce, Link, Place
 from syncline.plan.costs import CodecCost, Curve
@@ -69,9 +70,9 @@ def codec_cost(spec: str, shapes: Sequence[tuple[int, ...]], world: int, device:
         values = torch.Size(shape).numel()
         times: list[tuple[float, float, float]] = []
         state: list[dict[str, Tensor]] | None = None
-        for _ in range(_REPEATS):
+        for step in range(_REPEATS):
             grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
-            one, state = _one(codec, carrier, grad, world, device, state)
+            one, state = _one(codec, carrier, grad, Where(LATE + step, 0, world, 0), device, state)
             times.append(one)
         for key, column in zip(points, zip(*times[1:], strict=True), strict=True):
             points[key].append((float(values), statistics.median(column)))
@@ -79,10 +80,10 @@ def codec_cost(spec: str, shapes: Sequence[tuple[int, ...]], world: int, device:
 
 
 def _one(
-    codec: Any, carrier: Any, grad: Tensor, world: int, device: torch.device, state: Any
+    codec: Any, carrier: Any, grad: Tensor, where: Where, device: torch.device, state: Any
 ) -> tuple[tuple[float, float, float], list[dict[str, Tensor]]]:
     (cells,) = cells_of(codec, ["probe"], [tuple(grad.shape)], 1)
-    course = Course(cells, Where(1, 0, world, 0))
+    course, world = Course(cells, where), where.world
     stages: list[float] = []
     begin = _now(device)
     requests = course.start([grad], state or [{} for _ in cells])

@@ -40,6 +40,7 @@ from syncline.engine.watch import Watched
 from syncline.errors import UsageError
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
+from syncline.trace.recorder import process_recorder
 
 _log = logging.getLogger("syncline")
 
@@ -74,7 +75,7 @@ class Sync:
         if not self._named:
             raise UsageError("the model has no floating-point parameters: there is nothing to train")
         self.device = one_device([p for _, p in self._named])
-        self.recorder = recorder or Recorder(rank=self.rank, device=self.device, enabled=False)
+        self.recorder = recorder or process_recorder(self.device)
         self.shapes = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
         allowed = allowed_codecs(compress) if compress is not None else None
         self.plan = first_plan(
@@ -290,6 +291,7 @@ class Sync:
             unit.exchanged = self._executor.promise()
             for launch in unit.launches:
                 launch.where, launch.measure = where, measure and bool(unit.codec.feedback)
+                launch.step = self.recorder.step
         self._executor.begin(self._order)
 
     def _changed(self) -> None:
