@@ -1,5 +1,6 @@
 """Syncline: data-parallel PyTorch training that is fast on the network you have, and explains itself."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -20,3 +21,7 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(import_module(_NAMES[name]), name)
     raise AttributeError(f"module 'syncline' has no attribute '{name}'")
+
+
+if os.environ.get("SYNCLINE_TRACE"):
+    import_module("syncline.trace.recording_env").prepare()

@@ -1,5 +1,6 @@
 """Private, untyped or version-dependent torch API, all of it, so that a torch release is one file to read."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -110,6 +111,57 @@ def on_every_step(before: Callable[..., None], after: Callable[..., None]) -> Ca
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+def raw_stream(index: int) -> int:
+    """The handle of a CUDA device's current stream; `torch.cuda.current_stream` makes an object each time."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+def on_every_backward(around: Callable[..., Any]) -> Callable[[], None]:
+    """Have `around(backward, *args, **kwargs)` called for every backward pass; returns what takes it away again.
+
+    `Tensor.backward` looks `torch.autograd.backward` up when it is called, so one place is enough.
+    """
+    return replace_function(torch.autograd, "backward", around)
+
+
+def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around(original, *args, **kwargs)` in a module function's place; returns what puts the original back."""
+    original = getattr(owner, name)
+    lost = False
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if lost else around(original, *args, **kwargs)
+
+    def restore() -> None:
+        nonlocal lost
+        lost = True
+        # Somebody else's replacement of ours stays, and comes through.
+        if getattr(owner, name) is replaced:
+            setattr(owner, name, original)
+
+    setattr(owner, name, replaced)
+    return restore
+
+
+def reducer_group(model: Any, group: dist.ProcessGroup) -> None:
+    """Have the reducer of torch's DistributedDataParallel exchange its buckets over `group`, of the same ranks."""
+    model.reducer._update_process_group(group)
+
+
+def on_every_forward(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Have these called around the forward of every module; returns what takes them away again."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
 
     def remove() -> None:
         for handle in handles:

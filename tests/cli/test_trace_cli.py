@@ -103,7 +103,7 @@ def test_a_backend_that_is_not_known_is_said(tmp_path, invoke):
         (("export", "trace.json.gz", "-o", "empty"), "is a folder"),
         (("export", "trace.json.gz", "-o", "none/there.json"), "cannot write none/there.json"),
         (("export", "text"), "is no trace"),
-        (("export", "other.json"), "no spans of Syncline's"),
+        (("export", "other.json"), "is no trace of torch.profiler, horovod, syncline"),
         (("export", "broken"), "no spans of ranks that can be read"),
     ],
 )

@@ -1,6 +1,5 @@
 """The page in headless Chromium: it draws, reads out, toggles, and nothing of it is blocked."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +9,19 @@ import report_samples as samples
 from syncline.report.results import Results
 from syncline.report.write import write_html
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = "--disable-background-networking --disable-component-update --disable-sync --no-first-run"
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as play:
-        arguments = ["--no-sandbox", "--disable-gpu", *QUIET.split()]
-        chromium = play.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
-        yield chromium
-        chromium.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Opens results as a page; at the end, whatever the console or the network said is a failure."""
-    trouble: list[str] = []
-    contexts = []
+def visit(visit_file: Any, tmp_path: Path) -> Any:
+    """Opens results as a page."""
 
-    def run(results: Results, *, width: int = 1280, scheme: str = "light") -> Any:
+    def run(results: Results, **how: Any) -> Any:
         path = tmp_path / "report.html"
         write_html(results, path)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else trouble.append(r.url))
-        page.goto(path.as_uri())
-        return page
+        return visit_file(path, **how)
 
-    yield run
-    for context in contexts:
-        context.close()
-    assert trouble == []
+    return run
 
 
 def classic() -> Results:

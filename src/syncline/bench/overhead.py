@@ -62,7 +62,7 @@ def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
         records = launch(
             run_rank,
-            _places(wanted, stack),
+            places(wanted, stack),
             (wanted, str(folder / "rendezvous")),
             logs=folder,
             on_message=lambda rank, text: progress(text) if rank == 0 else None,
@@ -120,7 +120,8 @@ def _pooled(records: Sequence[dict[str, Any]], kind: str) -> list[Any]:
     return [value for record in records for value in record[kind]]
 
 
-def _places(wanted: Setting, stack: ExitStack) -> list[Place]:
+def places(wanted: Setting, stack: ExitStack) -> list[Place]:
+    """Where the ranks run: on this machine, over its loopback interface."""
     gpus = torch.cuda.device_count() if wanted.device == "cuda" else 0
     shared = -(-wanted.ranks // gpus) if gpus else 0
     base = stack.enter_context(Mps()) if shared > 1 else {}

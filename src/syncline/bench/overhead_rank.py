@@ -4,6 +4,8 @@ import gc
 import math
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -101,7 +103,7 @@ class Way:
         """Return when nothing of it is in flight."""
         if self.sync is not None:
             self.sync.wait()
-        _synchronise(self.parameters[0].device)
+        synchronise(self.parameters[0].device)
 
     def state_bytes(self) -> int:
         """What its codecs keep from step to step."""
@@ -126,6 +128,13 @@ class Record:
 def run_rank(place: Place, payload: tuple[Setting, str], report: Report) -> dict[str, Any]:
     """Build all ways, measure them in turn; returns plain records by way."""
     setting, store = payload
+    with joined(setting, place, store) as device:
+        return _measure(setting, device, report)
+
+
+@contextmanager
+def joined(setting: Setting, place: Place, store: str) -> Iterator[torch.device]:
+    """The rank's device, with its peers met."""
     torch.set_num_threads(setting.threads)
     device = torch.device("cpu")
     if setting.device == "cuda":
@@ -140,7 +149,7 @@ def run_rank(place: Place, payload: tuple[Setting, str], report: Report) -> dict
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        return _measure(setting, device, report)
+        yield device
     finally:
         dist.destroy_process_group()
 
@@ -182,7 +191,7 @@ def _block(way: Way, record: Record, steps: int, device: torch.device) -> None:
     """Steps in a row, from all ranks' start to the end of the last update."""
     gc.collect()
     dist.barrier()
-    _synchronise(device)
+    synchronise(device)
     wall, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
     phases = [way.step() for _ in range(steps)]
     way.settle()
@@ -244,6 +253,7 @@ def _held(device: torch.device) -> int:
     return sum(storages.values())
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
+    """Return when the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

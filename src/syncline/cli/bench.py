@@ -1,4 +1,4 @@
-"""`syncline bench`: measure codecs, what they do to training, and what attaching costs."""
+"""`syncline bench`: measure codecs, what they do to training, and what attaching and recording cost."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
 from syncline.spec import split
 
-_WHAT = ("codecs", "convergence", "overhead", "overlap")
+_WHAT = ("codecs", "convergence", "overhead", "recorder", "overlap")
 
 
 def bench(
@@ -19,20 +19,21 @@ def bench(
         str,
         typer.Argument(
             help="codecs: speed, ratio, error. convergence: loss curves and accuracy. overhead: attach against DDP."
-            " overlap: steps on slow links against DDP, see syncline bench overlap --help."
+            " recorder: steps with it on and off. overlap: steps on slow links against DDP, see syncline bench overlap"
+            " --help."
         ),
     ],
     codecs: Annotated[
         str | None, typer.Option(help="Comma list of codec specs; default: all (overhead: bf16, powersgd).")
     ] = None,
-    device: Annotated[str, typer.Option(help="codecs, overhead: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="codecs, overhead, recorder: cpu or cuda.")] = "cpu",
     largest_mb: Annotated[float, typer.Option(help="codecs: leave larger tensors out.")] = 400.0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads (overhead: of a rank).")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads (overhead, recorder: of a rank).")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="convergence: training steps a codec, 800. overhead: steps a block, 10.")
+        int | None, typer.Option(help="convergence: training steps a codec, 800. overhead, recorder: steps a block.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="convergence, overhead: the model.")] = None,
-    seed: Annotated[int, typer.Option(help="convergence, overhead: of model, data and order.")] = 0,
+    model: Annotated[str | None, typer.Option(help="convergence, overhead, recorder: the model.")] = None,
+    seed: Annotated[int, typer.Option(help="convergence, overhead, recorder: of model, data and order.")] = 0,
     data: Annotated[
         str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")
     ] = "auto",
@@ -43,7 +44,7 @@ def bench(
         bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")
     ] = False,
 ) -> None:
-    """Measure codecs (speed against a copy of the same tensor, training against dense), or attach against DDP."""
+    """Measure codecs (speed against a copy of the same tensor, training against dense), attach or the recorder."""
     if what not in _WHAT:
         raise unknown("benchmark", what, _WHAT)
     if what == "overlap":
@@ -74,6 +75,14 @@ def bench(
         chosen = overhead.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
         result = overhead.measure(chosen, progress=progress)
         table = overhead.rich_table(result, width=console.width)
+        for text in result["warnings"]:
+            progress(f"warning: {text}")
+    elif what == "recorder":
+        from syncline.bench import recorder
+
+        wanted = recorder.setting(device, model=model, steps=steps, threads=threads, seed=seed)
+        result = recorder.measure(wanted, progress=progress)
+        table = recorder.rich_table(result)
         for text in result["warnings"]:
             progress(f"warning: {text}")
     elif what == "codecs":

@@ -28,6 +28,9 @@ VERBS = {
 OWN_OPTIONS = {
     "bench overlap": "overlap",
     "trace export": "trace_export",
+    "trace analyze": "trace_analyze",
+    "trace diff": "trace_diff",
+    "trace view": "trace_view",
 }
 """What a verb does with options of its own, and the file that has them."""
 

@@ -26,8 +26,9 @@ def report(
         return
     if html is not None and html.is_dir():
         raise UsageError(f"--html {html} is a folder: name a file in it")
-    target = html or (run if run.is_dir() else run.parent) / "report.html"
-    write_html(results, target)
+    folder = run if run.is_dir() else run.parent
+    target = html or folder / "report.html"
+    write_html(results, target, folder=folder)
     console = Console()
     print_summary(results, console)
     console.print(f"report: {target}", markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`syncline simulate`: what a recorded run would take on another network, with another codec."""
+"""`syncline simulate`: what a recorded run would take without its straggler, on another network, with another codec."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +9,27 @@ from rich.console import Console
 
 from syncline.cli import source as s
 from syncline.cli.execute import print_json
+from syncline.cli.whatif import answered, has_costs, has_trace
 from syncline.errors import UsageError
 from syncline.plan.whatif import Setting, choose, infinite, outcome, stops_paying, sweep
 
 NODES = (2, 4, 8, 16, 64, 256)
 BANDWIDTHS = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2.5Gbit", "5Gbit", "10Gbit", "25Gbit", "100Gbit")
 PLOT = "sweep.svg"
+_OF_COSTS = ("--nodes", "--bandwidth", "--compress", "--sweep")
 
 
 def simulate(
-    source: Annotated[Path, typer.Option("--from", help="A run folder of syncline(auto), or its costs.json.")],
+    source: Annotated[
+        Path, typer.Option("--from", help="A run folder or a trace; of syncline(auto) for other networks and codecs.")
+    ],
+    what: Annotated[
+        str | None,
+        typer.Option(
+            help="Replay the trace: a comma list of no-straggler, infinite-network, 2x (or any factor of the"
+            " bandwidth), perfect-overlap, codec=int8."
+        ),
+    ] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes; default: as recorded.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Of each node's link: 25Gbit; default: as recorded.")] = None,
     compress: Annotated[
@@ -29,7 +40,10 @@ def simulate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
 ) -> None:
-    """Say what a step of a recorded run would take on another network, with the error of replaying that run."""
+    """Say what a step of a recorded run would take if something were different, with the error of replaying it."""
+    if what is not None or not has_costs(source):
+        _replayed(source, what, (nodes, bandwidth, compress, over or None), as_json=as_json)
+        return
     found = s.find(source)
     if over:
         told, text = _swept(found, nodes, bandwidth, compress)
@@ -40,6 +54,25 @@ def simulate(
         print_json({**told, "replay": replayed, "from": str(found.folder)})
         return
     Console().print(f"{text}\n{s.replay_text(replayed)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _replayed(source: Path, what: str | None, others: tuple[object, ...], *, as_json: bool) -> None:
+    """From spans alone: nodes, other bandwidths than multiples, and codecs are nothing that they know."""
+    given = [name for name, value in zip(_OF_COSTS, others, strict=True) if value is not None]
+    if given and what is not None:
+        raise UsageError(f"--what replays the trace as it was recorded: leave {given[0]} out, or --what")
+    if what is None and not has_trace(source):
+        s.find(source)  # its error says what is missing
+    if given:
+        raise UsageError(
+            f"{given[0]} needs cost curves, which {source} does not hold: run syncline train --strategy"
+            " 'syncline(auto)' first, or ask the trace with --what"
+        )
+    told, text = answered(source, what)
+    if as_json:
+        print_json(told)
+        return
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _asked(

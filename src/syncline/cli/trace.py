@@ -8,6 +8,9 @@ from syncline.errors import unknown
 
 ACTIONS = {
     "export": "Write it for chrome://tracing or Perfetto, also in Horovod's style.",
+    "analyze": "Say where a step's time goes, why, and what could be gained.",
+    "diff": "Compare two traces phase by phase; the exit code is for CI.",
+    "view": "Make a page with the timeline and the diagnosis, or serve it here.",
 }
 
 

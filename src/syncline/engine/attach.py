@@ -10,6 +10,7 @@ from torch import nn
 from syncline.engine.sync import Sync
 from syncline.plan import Plan
 from syncline.trace import Recorder
+from syncline.trace.recording_env import attached
 
 
 def attach(
@@ -45,7 +46,7 @@ def attach(
     sentinel: every so many steps, check that replicas are equal and residuals small; 0 never.
     """
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    return Sync(
+    sync = Sync(
         model,
         list(optimizers),
         compress=compress,
@@ -61,3 +62,6 @@ def attach(
         workers=workers,
         tune=tune,
     )
+    if recorder is None:
+        attached(model, list(optimizers))  # SYNCLINE_TRACE
+    return sync

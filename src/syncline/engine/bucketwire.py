@@ -19,7 +19,7 @@ from syncline.engine.threads import Threads
 from syncline.engine.units import UnitRun
 from syncline.engine.watch import Watched
 from syncline.errors import UsageError
-from syncline.trace import Recorder
+from syncline.trace.recorder import Recorder, process_recorder
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
@@ -120,7 +120,7 @@ class BucketWire:
         if self._closed:
             raise UsageError("this hook's state is closed: register a new syncline.ddp_hook on a new DDP model")
         if self._executor is None:
-            recorder = Recorder(rank=self.rank, device=device, enabled=False)
+            recorder = process_recorder(device)
             cuda = device.type == "cuda"
             self._executor = (
                 _Streams(recorder, device, watched=self._watched)

@@ -1,6 +1,7 @@
 """From results to what people look at: the console summary and the HTML page."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncline.files import write_text
@@ -13,16 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def render_html(results: Results) -> str:
-    """The self-contained page as text."""
+def render_html(results: Results, *, folder: Path | None = None) -> str:
+    """The self-contained page as text, with the timelines of the traces in the run folder, if it is given."""
     from syncline.report.html import render
+    from syncline.report.traces import traces
 
-    return render(results)
+    return render(results, traced=None if folder is None else traces(results, folder))
 
 
-def write_html(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write the page to `path` in one move."""
-    write_text(render_html(results), path)
+def write_html(results: Results, path: str | os.PathLike[str], *, folder: Path | None = None) -> None:
+    """Write the page to `path` in one move; the run folder, where the traces are, is that of `path` if not given."""
+    write_text(render_html(results, folder=folder or Path(path).parent), path)
 
 
 def print_summary(results: Results, console: "Console") -> None:

@@ -5,6 +5,7 @@ from syncline.trace.jsonstream import Limits
 from syncline.trace.overlap import overlap
 from syncline.trace.partition import PHASES, partition, shares, split_waits
 from syncline.trace.recorder import Recorder
+from syncline.trace.recording import Recording, recording, start, stop
 from syncline.trace.span import LANES, Span
 
 __all__ = [
@@ -13,10 +14,14 @@ __all__ = [
     "Imported",
     "Limits",
     "Recorder",
+    "Recording",
     "Span",
     "load",
     "overlap",
     "partition",
+    "recording",
     "shares",
     "split_waits",
+    "start",
+    "stop",
 ]

@@ -28,6 +28,8 @@ class Imported:
     kind: str
     spans: dict[int, list[Span]]
     notes: tuple[str, ...] = ()
+    aligned: bool = True
+    """Whether all ranks' times are on one clock."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -62,6 +64,13 @@ def load(source: str | Path | Iterable[str | Path], *, limits: Limits | None = N
         raise UsageError(f"{both} are traces of two kinds: give those of one")
     (kind,) = kinds
     return _together(kind, traces, notes)
+
+
+def kind_of(path: Path, *, limits: Limits | None = None) -> str:
+    """What wrote a trace file: torch.profiler, Horovod or we; `UsageError` for any other file."""
+    if not path.is_file():
+        raise UsageError(f"{path} is no file: give a trace file")
+    return _kind(path, limits or Limits())[0]
 
 
 def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -104,16 +113,18 @@ def _together(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
         notes += [f"{trace.path.name}: {note}" if many else note for note in trace.notes]
     _rank(traces, notes)
     by_rank = _unique(sorted(traces, key=lambda trace: trace.rank), notes)
+    aligned = True
     if many:
         match(by_rank)
-        notes += align(by_rank)
+        told, aligned = align(by_rank)
+        notes += told
     world = max(trace.world for trace in by_rank)
     lost = sorted(set(range(min(world, 1 << 20))) - {trace.rank for trace in by_rank})
     if lost:
         names = ", ".join(str(rank) for rank in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
     spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
-    return Imported(kind, spans, tuple(notes))
+    return Imported(kind, spans, tuple(notes), aligned)
 
 
 def _rank(traces: list[RankTrace], notes: list[str]) -> None:

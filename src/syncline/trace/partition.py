@@ -5,16 +5,14 @@ shown; what is left visible is exposed. An exchange cannot move data before its 
 before that is a wait for the late rank, not communication.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from syncline.trace.phases import PHASES, timeline
 from syncline.trace.span import STEP, Span
 
-PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
-_PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
-_PHASE_OF = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
+__all__ = ["PHASES", "partition", "shares", "split_waits"]
 
 
 def split_waits(spans: Iterable[Span]) -> list[Span]:
@@ -55,17 +53,8 @@ def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:
     """
     spans = list(spans)
     bounds = {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
-    steps = sorted(bounds, key=lambda step: bounds[step])
-    ends = [bounds[step][1] for step in steps]
-    work: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.lane == STEP:
-            continue
-        for step in steps[bisect_right(ends, span.start) :]:
-            if bounds[step][0] >= span.end:
-                break
-            work[step].append(span)
-    return {step: _sweep(work[step], *bounds[step]) for step in sorted(bounds)}
+    phases = timeline(spans)
+    return {step: phases.totals(*bounds[step]) for step in sorted(bounds)}
 
 
 def shares(steps: Mapping[int, Mapping[str, int]]) -> dict[str, float]:
@@ -73,28 +62,3 @@ def shares(steps: Mapping[int, Mapping[str, int]]) -> dict[str, float]:
     totals = {phase: sum(step[phase] for step in steps.values()) for phase in PHASES}
     whole = sum(totals.values())
     return {phase: total / whole if whole else 0.0 for phase, total in totals.items()}
-
-
-def _sweep(spans: list[Span], begin: int, end: int) -> dict[str, int]:
-    totals = dict.fromkeys(PHASES, 0)
-    edges: list[tuple[int, int, str]] = []
-    for span in spans:
-        start, stop = max(span.start, begin), min(span.end, end)
-        if stop > start:
-            edges += [(start, 1, span.lane), (stop, -1, span.lane)]
-    edges.sort()
-    active = dict.fromkeys(_PRIORITY, 0)
-    at = begin
-    for time, change, lane in edges:
-        totals[_phase(active)] += time - at
-        at = time
-        active[lane] += change
-    totals["other"] += end - at
-    return totals
-
-
-def _phase(active: Mapping[str, int]) -> str:
-    for lane in _PRIORITY:
-        if active[lane]:
-            return _PHASE_OF.get(lane, lane)
-    return "other"

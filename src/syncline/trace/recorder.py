@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from syncline._compat import raw_stream
 from syncline.trace.span import STEP, Span
+from syncline.trace.usage import Usage
 
-_Mark = Any  # an int (host nanoseconds) or a torch.cuda.Event
+_Mark = Any  # an int (host nanoseconds), a torch.cuda.Event, or None where nothing is recorded
 _Row = tuple[str, str, str, int, _Mark, _Mark, int]
 
 HOST_LANES = frozenset({"data", "wait"})
@@ -31,7 +33,8 @@ class Recorder:
     """Keeps the last `capacity` spans of a rank; older ones are dropped and counted.
 
     On CUDA a span is a pair of events on the current stream: recording never synchronises, and the times are
-    read in `spans()`, once the work has finished.
+    read in `spans()`, once the work has finished. `base=False` leaves out the one synchronisation, at the start, that
+    ties the GPU's clock to the host's: spans can be filed and not be read.
     """
 
     def __init__(
@@ -41,25 +44,46 @@ class Recorder:
         capacity: int = 200_000,
         device: torch.device | str = "cpu",
         enabled: bool = True,
+        base: bool = True,
     ) -> None:
         self.rank = rank
+        self.device = torch.device(device)
         self.step = 0
         self.enabled = enabled
         self.dropped = 0
-        self._cuda = torch.device(device).type == "cuda"
+        self.engines = 0
+        """How many engines file their spans here."""
+        self._cuda = self.device.type == "cuda"
         self._rows: deque[_Row] = deque(maxlen=capacity)
         self._steps: list[_Row] = []
+        self._since = 0
+        self.usage = Usage()
+        """What each step took of the processor; marks of the lane `step` are its ends."""
         self._base: tuple[torch.cuda.Event, int] | None = None
+        # A user need not have made the model's device the current one; looking a stream up is half of a mark's cost.
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._index = 0
         if self._cuda:
-            self._base = _base_event()
+            self._index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        if self._cuda and base:
+            self._base = self._base_event()
 
     def mark(self, lane: str = "forward") -> _Mark:
-        """Now, on the clock that `lane` is timed by."""
+        """Now, on the clock that `lane` is timed by; None while nothing is recorded."""
         if not self.enabled:
-            return 0
+            return None
+        if lane == STEP:
+            self.usage.look()
+        return self._now(lane)
+
+    def _now(self, lane: str) -> _Mark:
         if self._cuda and lane not in HOST_LANES:
+            handle = raw_stream(self._index)
+            stream = self._streams.get(handle)
+            if stream is None:
+                stream = self._streams[handle] = torch.cuda.current_stream(self._index)
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(stream)
             return event
         return time.perf_counter_ns()
 
@@ -74,16 +98,26 @@ class Recorder:
         bytes: int = 0,
         step: int = -1,
     ) -> None:
-        """File a span between two marks; `step` defaults to the current one."""
-        if not self.enabled:
+        """File a span between two marks; `step` defaults to the current one. It needs both: one of them may be from a
+        time at which nothing was recorded."""
+        if not self.enabled or start is None or end is None:
             return
         row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes)
         if lane == STEP:
             self._steps.append(row)  # one a step, for ever: the series of step times is always whole
+            self.usage.keep(row[3])
             return
         if len(self._rows) == self._rows.maxlen:
             self.dropped += 1
         self._rows.append(row)
+
+    def ended(self, lane: str, name: str, start: _Mark, *, unit: str, bytes: int, step: int) -> None:
+        """File a span that ends now, which another thread may come to say after recording was switched off."""
+        if start is None or (isinstance(start, int) and start < self._since):
+            return
+        if len(self._rows) == self._rows.maxlen:
+            self.dropped += 1
+        self._rows.append((lane, name, unit, step, start, self._now(lane), bytes))
 
     def span(self, lane: str, name: str = "", *, unit: str = "", bytes: int = 0) -> "Timed":
         """Context manager that files the span of its block."""
@@ -92,6 +126,22 @@ class Recorder:
     def blocked(self, start: _Mark, end: _Mark) -> None:
         """The training thread (on CUDA: its stream) stood still: no forward, backward or data in that time."""
         self.add("wait", BLOCKED, start, end)
+
+    def restart(self, *, rank: int = 0) -> None:
+        """Forget everything and record from step 0 on. On CUDA this synchronises once."""
+        self.rank, self.step, self.dropped = rank, 0, 0
+        self._rows.clear()
+        self._steps.clear()
+        self._since = time.perf_counter_ns()
+        self.usage.close()
+        self.usage = Usage()
+        if self._cuda:
+            self._base = self._base_event()
+        self.enabled = True
+
+    def counts(self) -> tuple[int, int]:
+        """Spans filed so far, dropped ones too, and steps."""
+        return len(self._rows) + self.dropped, len(self._steps)
 
     @property
     def whole_from(self) -> int:
@@ -108,18 +158,31 @@ class Recorder:
             ]
         )
 
-    def lane_ns(self, first_step: int) -> dict[int, dict[str, int]]:
-        """Nanoseconds by lane of every step from `first_step` on, for log lines; reads from the end backwards."""
+    def recent(self, first_step: int) -> list[Span]:
+        """The spans from a step on, in no order, without those still under way; reads from the end backwards."""
         spans: list[Span] = []
         for rows in (self._rows, self._steps):
             for lane, name, unit, step, start, end, _ in _from_the_end(rows, first_step):
                 begin, finish = self._times(start, end)
                 spans.append(Span(self.rank, lane, name, unit, step, begin, finish))
+        return _cut_blocked(spans)
+
+    def lane_ns(self, first_step: int) -> dict[int, dict[str, int]]:
+        """Nanoseconds by lane of every step from `first_step` on, for log lines."""
         totals: dict[int, dict[str, int]] = {}
-        for span in _cut_blocked(spans):
+        for span in self.recent(first_step):
             lanes = totals.setdefault(span.step, {})
             lanes[span.lane] = lanes.get(span.lane, 0) + span.end - span.start
         return totals
+
+    def _base_event(self) -> tuple[torch.cuda.Event, int]:
+        """An event and the host time at which it happened; the one synchronisation, before training starts."""
+        stream = torch.cuda.current_stream(self._index)
+        event = torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self._index)
+        event.record(stream)
+        event.synchronize()
+        return event, time.perf_counter_ns()
 
     def _times(self, start: _Mark, end: _Mark) -> tuple[int, int]:
         if isinstance(start, int):
@@ -184,10 +247,13 @@ def _cut_blocked(spans: list[Span]) -> list[Span]:
     return result
 
 
-def _base_event() -> tuple[torch.cuda.Event, int]:
-    """An event and the host time at which it happened; the one synchronisation, before training starts."""
-    event = torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    event.record()
-    event.synchronize()
-    return event, time.perf_counter_ns()
+_SHARED: dict[torch.device, Recorder] = {}
+
+
+def process_recorder(device: torch.device, *, engine: bool = True) -> Recorder:
+    """The recorder that all engines on a device share unless they are given one: switched off until a recording."""
+    if device not in _SHARED:
+        _SHARED[device] = Recorder(device=device, enabled=False, base=False)
+    found = _SHARED[device]
+    found.engines += engine
+    return found

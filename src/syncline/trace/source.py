@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syncline.errors import UsageError
+from syncline.errors import UsageError, unknown
+from syncline.trace.imported import OURS, Imported, kind_of, load
+from syncline.trace.partition import split_waits
 from syncline.trace.rankfile import has_parts, merge_folder
 from syncline.trace.reread import reread
 from syncline.trace.span import Span
 
 TRACE = "trace.json.gz"
 """The trace of all ranks in a strategy's folder."""
+
+_NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # what a run folder holds beside its runs
 
 
 @dataclass(frozen=True)
@@ -28,23 +32,59 @@ class Source:
         return self.path if self.path.is_dir() else self.path.parent
 
 
-def find(path: Path) -> Source:
-    """The trace behind a run folder, a strategy's folder, a trace file or a folder of ranks' spans."""
+def find(path: Path, *, run: str | None = None) -> Source:
+    """The trace behind a run folder, a strategy's folder, a trace file, or a folder of ranks' files.
+
+    Files of torch.profiler and Horovod timelines are read too. `run` names one of a run folder's several strategies.
+    """
     if path.is_file():
-        return _read(path)
+        if run is not None:
+            raise UsageError(f"{path} is one trace: --run {run} needs the run folder that it is in")
+        return _open(path)
     if not path.is_dir():
         raise UsageError(f"there is no '{path}': name a run folder, or a {TRACE}")
-    if (path / TRACE).is_file():
-        return _read(path / TRACE)
-    if has_parts(path):
+    if run is None and (path / TRACE).is_file():
+        return _open(path / TRACE)
+    if run is None and has_parts(path):
         merged = merge_folder(path)
         return Source(path, merged.spans, {"clock_error_ns": merged.clock_error_ns}, merged.notes)
-    found = sorted(file.parent for file in path.glob(f"runs/*/{TRACE}"))
-    if not found:
-        raise UsageError(f"{path} holds no trace: name a run folder of syncline train or compare")
+    found = runs(path)
+    if run is not None:
+        chosen = [folder for folder in found if folder.name == run]
+        if not chosen:
+            raise unknown("run", run, [folder.name for folder in found])
+        return _open(chosen[0] / TRACE)
     if len(found) > 1:
         raise UsageError(f"{path} holds the traces of {len(found)} runs: name one, such as {found[0]}")
-    return _read(found[0] / TRACE)
+    return _open(found[0] / TRACE) if found else _folder(path)
+
+
+def runs(path: Path) -> list[Path]:
+    """The folders of a run folder's strategies that have a trace."""
+    return sorted(file.parent for file in path.glob(f"runs/*/{TRACE}"))
+
+
+def _folder(path: Path) -> Source:
+    """Ranks' files that others wrote."""
+    files = sorted(f for f in path.iterdir() if f.name.endswith((".json", ".json.gz")) and f.name not in _NO_TRACES)
+    if not files:
+        raise UsageError(f"{path} holds no trace: name a run folder of syncline train or compare, or traces of others")
+    return _open(files[0]) if len(files) == 1 else _others(path, load(files))
+
+
+def _open(path: Path) -> Source:
+    return _read(path) if kind_of(path) == OURS else _others(path, load(path))
+
+
+def _others(path: Path, found: Imported) -> Source:
+    """A trace that others wrote: waits are cut out of its exchanges where its ranks' clocks agree."""
+    spans = [span for rank in found.ranks for span in found.spans[rank]]
+    if found.aligned and len(found.ranks) > 1:
+        spans = split_waits(spans)
+    notes = list(found.notes)
+    if not found.aligned:
+        notes.append("not all ranks' clocks could be compared: waits for a late rank are not told from transfers")
+    return Source(path, spans, {"imported": found.kind, "world_size": len(found.ranks)}, tuple(notes))
 
 
 def _read(path: Path) -> Source:

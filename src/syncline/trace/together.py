@@ -26,8 +26,8 @@ def match(traces: Sequence[RankTrace]) -> None:
         trace.spans = [replace(s, unit=names[id(s)]) if names.get(id(s), s.unit) != s.unit else s for s in trace.spans]
 
 
-def align(traces: Sequence[RankTrace]) -> list[str]:
-    """Shift every rank onto the first one's clock where that is another; sentences on what was done.
+def align(traces: Sequence[RankTrace]) -> tuple[list[str], bool]:
+    """Shift every rank onto the first one's clock where that is another; what was done, and whether it could be.
 
     A collective that needs all ranks ends at about the same time on all of them: the median difference is the offset.
     """
@@ -35,10 +35,12 @@ def align(traces: Sequence[RankTrace]) -> list[str]:
     ends = {key: span.end for key, span in _keyed(first).items() if span.name in TOGETHER}
     notes: list[str] = []
     kept: list[int] = []
+    aligned = True
     for trace in traces[1:]:
         found = [span.end - ends[key] for key, span in _keyed(trace).items() if key in ends]
         if len(found) < _FEWEST:
             notes.append(f"rank {trace.rank} shares too few collectives with rank {first.rank} to compare their clocks")
+            aligned = False
             continue
         offset = round(median(found))
         if trace.absolute and first.absolute and first.host and trace.host == first.host and abs(offset) < _NEAR:
@@ -53,7 +55,7 @@ def align(traces: Sequence[RankTrace]) -> list[str]:
     if kept:
         ranks = ", ".join(str(rank) for rank in kept)
         notes.append(f"rank {ranks} ran on rank {first.rank}'s host {first.host}: clocks were taken as they are")
-    return notes
+    return notes, aligned
 
 
 def _keyed(trace: RankTrace) -> dict[_Key, Span]:

@@ -8,6 +8,7 @@ from syncline.report.stats import summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.trace.clocks import Clock
 from syncline.trace.merge import Merged, Part, merge
+from syncline.trace.metadata import together
 from syncline.train.strategies import load
 
 
@@ -19,6 +20,17 @@ def merged(records: Sequence[Mapping[str, Any]]) -> Merged:
 def spans_of(records: Sequence[Mapping[str, Any]]) -> list[Span]:
     """The spans of `merged`."""
     return merged(records).spans
+
+
+def about_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a trace says of its ranks beside their spans; what is not known is left out."""
+    return together(
+        hosts={record["rank"]: record["boot_id"] for record in records},
+        cores={record["rank"]: record["cores"] for record in records},
+        usage={record["rank"]: record["usage"] for record in records},
+        recorders=[record["recorder"] for record in records],
+        prediction_ms=records[0].get("prediction_ms"),
+    )
 
 
 def assemble(

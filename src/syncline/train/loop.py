@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from syncline.trace import Recorder
+from syncline.train.live import Live
 from syncline.train.sampler import Sampler
 from syncline.train.strategies import Synchroniser
 from syncline.train.wire import Counters, read_counters
@@ -28,6 +29,7 @@ from syncline.train.workload import Workload
 
 Progress = Callable[[dict[str, Any]], None]
 _EVAL_BATCH = 250
+_LOOKED = 20  # of the steps that are written at once, those whose phases are told
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Loop:
     """Steps between checkpoints; 0 writes none."""
     checkpoint: Callable[[Outcome], None] | None = None
     gate: Gate | None = None
+    live: Live = field(default_factory=Live)
 
     def run(self, begun: Outcome | None = None) -> Outcome:
         """Train, on from where `begun` had come; a row a step goes to the log as it happens."""
@@ -187,6 +190,7 @@ class Loop:
 
     def _write(self, log: Any, epoch: int, rows: list[tuple[int, Tensor]], outcome: Outcome) -> None:
         totals = self.recorder.lane_ns(rows[0][0]) if rows else {}
+        phases = self.live.look(self.recorder, [step for step, _ in rows[-_LOOKED:]])
         for step, loss in rows:
             value = float(loss)
             lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
@@ -206,7 +210,8 @@ class Loop:
             }
             log.write(json.dumps(row) + "\n")
             log.flush()
-            self.progress({"step": step, "loss": value, **{k: row[k] for k in ("epoch", "step_ms")}})
+            told = {"step": step, "loss": value, **{k: row[k] for k in ("epoch", "step_ms")}}
+            self.progress({**told, "phases": phases.get(step)})
         rows.clear()
 
     def _epoch(self, epoch: int, train_s: float, outcome: Outcome) -> dict[str, Any]:

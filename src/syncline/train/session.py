@@ -19,7 +19,7 @@ from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure, UsageError
 from syncline.report.results import SCHEMA, Results
 from syncline.trace.export import write_chrome_trace
-from syncline.train.assemble import assemble, merged
+from syncline.train.assemble import about_ranks, assemble, merged
 from syncline.train.changes import Links, as_rows, parse_changes
 from syncline.train.config import CHECKPOINTS, Config, Train
 from syncline.train.places import emulated, places, shared_gpu
@@ -215,10 +215,15 @@ def _run(
         first_step=first_step,
     )
 
+    phases: dict[int, dict[str, float]] = {}
+
     def message(rank: int, content: dict[str, Any]) -> None:
+        if content["phases"] is not None:
+            phases[rank] = content["phases"]
         if rank == 0:
             links.reported(content["step"])
-            watcher.step(content)
+            watcher.step({**content, "ranks": dict(phases)})
+            phases.clear()
 
     store = folder / "rendezvous"
     store.unlink(missing_ok=True)  # a process that was killed leaves its own
@@ -230,7 +235,10 @@ def _run(
         return crashed(run, failure, folder) | links.row()
     finally:
         store.unlink(missing_ok=True)
-    return finish(run, records, folder, nodes=config.cluster.nodes if cluster is not None else 1) | links.row()
+    nodes = config.cluster.nodes if cluster is not None else 1
+    # Links that changed have no one rate.
+    rate = cluster.bandwidth if cluster is not None and not links.row() else None
+    return finish(run, records, folder, nodes=nodes, bandwidth=rate) | links.row()
 
 
 def checkpoints_of(folder: Path) -> Path:
@@ -247,11 +255,14 @@ def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) ->
     )
 
 
-def finish(run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nodes: int) -> dict[str, Any]:
+def finish(
+    run: Planned, records: Sequence[dict[str, Any]], folder: Path, *, nodes: int, bandwidth: int | None = None
+) -> dict[str, Any]:
     """Turn the ranks' records into a row of the results, and their spans into one trace."""
     trace = merged(records)
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0]["backend"]}
-    metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes}
+    metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes} | about_ranks(records)
+    metadata |= {} if bandwidth is None else {"bandwidth": bandwidth}
     write_chrome_trace(trace.spans, folder / "trace.json.gz", metadata=metadata)
     result = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
     return result | {"spans_dropped": sum(record["spans_dropped"] for record in records)}

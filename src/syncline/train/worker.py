@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from syncline._compat import Store
 from syncline.errors import UsageError
-from syncline.trace import Recorder
+from syncline.trace import Recorder, cost
 from syncline.trace.clocks import host
+from syncline.trace.recording_env import leave_alone
+from syncline.trace.usage import cores
 from syncline.train.checkpoint import cut_logs
 from syncline.train.clock import RunClock
 from syncline.train.config import Train
@@ -25,7 +27,7 @@ from syncline.train.sampler import Sampler
 from syncline.train.snapshot import Snapshots
 from syncline.train.strategies import Context, Strategy, load
 from syncline.train.strategies.base import total_bytes
-from syncline.train.strategies.syncline import keep_plans
+from syncline.train.strategies.syncline import keep_plans, predicted_ms
 from syncline.train.wire import read_counters
 from syncline.train.workload import Workload, build, load_optimizer
 
@@ -64,6 +66,7 @@ def run_rank(
     With a `gate` it trains in turns, as long as the gate lets it.
     """
     entered = time.perf_counter_ns()
+    leave_alone()
     train, strategy = assignment.train, load(assignment.strategy)
     device = _device(train.device, local_rank)
     torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
@@ -83,6 +86,7 @@ def run_rank(
             "node": node,
             "host": socket.gethostname(),
             "boot_id": host(),
+            "cores": cores(),
             "backend": dist.get_backend() if dist.is_initialized() else "",
             "startup_ms": {
                 "launch": (entered - assignment.launched_ns) / 1e6,
@@ -106,6 +110,8 @@ def run_rank(
             [s.lane, s.name, s.unit, s.step + shift, s.start, s.end, s.bytes] for s in recorder.spans()
         ]  # fmt: skip
         record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.whole_from
+        record["usage"] = [[step + shift, cpu, delay] for step, cpu, delay in recorder.usage.rows]
+        record["recorder"] = cost.facts(recorder)
         return record
 
 
@@ -170,6 +176,7 @@ def _train(
         outcome = loop.run(begun)
         if context.rank == 0:
             keep_plans(synchronisers, folder, strategy=assignment.strategy)
+        record["prediction_ms"] = predicted_ms(synchronisers)
     record["losses"], record["epochs"], record["accuracy"] = outcome.losses, outcome.epochs, outcome.accuracy
     record["wire"] = None if outcome.wire is None else asdict(outcome.wire)
 

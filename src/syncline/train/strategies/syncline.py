@@ -78,6 +78,13 @@ def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
     return facts
 
 
+def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
+    """The step that the plan in use predicts; None without one, or where several models train by plans of their own."""
+    attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
+    told = attached[0].plan.about.get("predicted_ms") if len(attached) == 1 else None
+    return float(told) if isinstance(told, int | float) else None
+
+
 def _numbered(name: str, number: int) -> str:
     stem, _, kind = name.partition(".")
     return name if number == 1 else f"{stem}-{number}.{kind}"

@@ -36,6 +36,19 @@ const Syncline = (() => {
       }
       return `${significant(bytes)} B`;
     },
+    // Nanoseconds, in the unit that leaves one to three digits before the point.
+    time: (ns) => {
+      for (const [unit, factor] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
+        if (Math.abs(ns) >= factor * (unit === "s" ? 10 : 1)) return `${significant(ns / factor)} ${unit}`;
+      }
+      return `${significant(ns)} ns`;
+    },
+    bandwidth: (bits) => {
+      for (const [unit, factor] of [["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) {
+        if (bits >= factor) return `${significant(bits / factor)} ${unit}`;
+      }
+      return `${significant(bits)} bit/s`;
+    },
   };
 
   const colorClass = (index) => `s${index % COLORS}${index >= COLORS ? " again" : ""}`;
@@ -77,8 +90,11 @@ const Syncline = (() => {
           html("div", {}, html("span", { class: `swatch ${cls}` }), html("bdi", {}, name), html("b", {}, value))));
         box.classList.add("on");
         const left = x + 16 + box.offsetWidth > plot.clientWidth ? x - 16 - box.offsetWidth : x + 16;
+        // With no room at either side it goes below or above, so as not to cover what it tells of.
+        const below = y + 18 + box.offsetHeight > plot.clientHeight ? y - 18 - box.offsetHeight : y + 18;
+        const top = left < 0 ? below : y - box.offsetHeight / 2;
         box.style.left = `${Math.max(0, Math.min(left, plot.clientWidth - box.offsetWidth))}px`;
-        box.style.top = `${Math.max(0, Math.min(y - box.offsetHeight / 2, plot.clientHeight - box.offsetHeight))}px`;
+        box.style.top = `${Math.max(0, Math.min(top, plot.clientHeight - box.offsetHeight))}px`;
       },
     };
   };

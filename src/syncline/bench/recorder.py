@@ -1,0 +1,216 @@
+"""`bench recorder`: what recording costs a step, and whether the partition accounts for the time that passed.
+
+Two ranks on this machine train the same model under DDP and attached, with the recorder on and off in blocks that take
+turns in the same processes; a ratio is of two blocks of one round. The wall time is read from the host's clock around
+each block, not from the recorder. Also runnable where typer is not: `python -m syncline.bench.recorder --device cuda`.
+"""
+
+import argparse
+import math
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syncline.bench.codecs import table
+from syncline.bench.measure import environment, summarize
+from syncline.bench.overhead import BATCH, places, write
+from syncline.bench.overhead_rank import Setting
+from syncline.bench.recorder_rank import LEAD, run_rank, trace_file
+from syncline.cluster.launch import launch, warm_up
+from syncline.errors import RankFailure, UsageError
+from syncline.trace.partition import partition
+from syncline.trace.reread import reread
+from syncline.train.runfolder import busy_share, cores
+
+WAYS = ("ddp", "syncline")
+MOST, APART = 0.01, 0.01
+"""What recording may add to a step, and how far the partition may be from the wall."""
+HEADINGS = ("way", "step ms", "on/off", "CPU on/off", "thread on/off", "counted", "spans", "partition off by")
+_BUSY = 0.1
+_TIMES = ("step", "cpu", "thread")
+
+
+def setting(device: str, **asked: Any) -> Setting:
+    """What to measure; `None` leaves a default."""
+    given = {key: value for key, value in asked.items() if value is not None}
+    own = {"batch": BATCH[device], "threads": max(1, cores() // given.get("ranks", Setting.ranks))}
+    own |= {"blocks": 24, "steps": 3} if device == "cpu" else {"blocks": 10, "steps": 15}
+    return Setting(device=device, ways=WAYS, **{**own, **given})
+
+
+def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict[str, Any]:
+    """Start the ranks and make a row of each way."""
+    if min(wanted.batch, wanted.blocks, wanted.steps, wanted.warm_up) < 1 or wanted.ranks < 2:
+        raise UsageError("batch, blocks, steps and warm-up are 1 or more, ranks 2 or more")
+    if wanted.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device 'cuda' is not here: use --device cpu")
+    busy = busy_share(1.0)
+    warm_up()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
+        records = launch(
+            run_rank,
+            places(wanted, stack),
+            (wanted, str(folder / "rendezvous"), str(folder)),
+            logs=folder,
+            on_message=lambda rank, text: progress(text) if rank == 0 else None,
+        )
+        rows = [row(name, records, _traces(wanted, str(folder), name)) for name in wanted.ways]
+    result = {
+        "environment": environment(torch.device(wanted.device))
+        | {"python": platform.python_version(), "platform": platform.platform(), "cores": cores()}
+        | {"threads": wanted.threads, "busy_before": round(busy, 3)},
+        "command": shlex.join(["python", "-m", "syncline.bench.recorder", *_arguments(wanted)]),
+        "setting": asdict(wanted),
+        "tensors": records[0]["tensors"],
+        "repetitions": f"{wanted.blocks} rounds of {wanted.steps} steps on and off, the mean of {wanted.ranks} ranks",
+        "bounds": {"ratio": 1 + MOST, "partition_error": APART},
+        "warnings": [],
+        "rows": rows,
+    }
+    if busy > _BUSY:
+        result["warnings"].append(f"other programs took {busy:.0%} of this machine: preliminary figures")
+    for line in rows:
+        if line["ratio"]["step"]["median"] > 1 + MOST:
+            result["warnings"].append(f"{line['way']}: recording took more than {MOST:.0%} of a step")
+        if not line["partition_error"]["worst"] <= APART:
+            result["warnings"].append(f"{line['way']}: the partition is more than {APART:.0%} from the wall time")
+    return result
+
+
+def row(name: str, records: Sequence[dict[str, Any]], traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A way's figures: medians and quartiles over the blocks, ratios of on to off by round.
+
+    Ranks wait for each other, so a block is one sample: the mean of its ranks.
+    """
+    mine = [record["ways"][name] for record in records]
+    made: dict[str, Any] = {"way": name, "ratio": {}}
+    for kind in _TIMES:
+        on, off = (
+            [statistics.mean(values) for values in zip(*(rank[state][kind] for rank in mine), strict=True)]
+            for state in ("on", "off")
+        )
+        made[f"{kind}_ms"] = {"on": summarize(on).as_dict(), "off": summarize(off).as_dict()}
+        pairs = [a / b for a, b in zip(on, off, strict=True)]
+        made["ratio"][kind] = summarize(pairs).as_dict() | {
+            "interval": interval(pairs),
+            "floor": _floor(on) / _floor(off),
+        }
+    counted = statistics.median(trace["recorder"]["overhead_ns_per_step"] for trace in traces) / 1e6
+    made["counted_ms"] = counted
+    made["counted_share"] = counted / made["step_ms"]["off"]["median"]
+    made["spans_per_step"] = statistics.median(trace["recorder"]["spans_per_step"] for trace in traces)
+    made["partition_error"] = _apart(mine, traces)
+    return made
+
+
+def interval(samples: Sequence[float]) -> list[float]:
+    """The values between which the true median lies in 19 of 20 cases, by the ranks of the samples alone.
+
+    >>> interval(range(100))
+    [40, 59]
+    """
+    reach = 1.96 * math.sqrt(len(samples)) / 2
+    first = max(0, math.ceil(len(samples) / 2 - reach) - 1)
+    ordered = sorted(samples)
+    return [ordered[first], ordered[len(ordered) - 1 - first]]
+
+
+def _floor(samples: Sequence[float]) -> float:
+    """What a block takes when nobody disturbs it: the mean of the fastest tenth."""
+    fastest = sorted(samples)[: max(1, len(samples) // 10)]
+    return sum(fastest) / len(fastest)
+
+
+def _apart(mine: Sequence[dict[str, Any]], traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far a block's phases, summed, are from its wall time, for every rank: the worst block, and the median."""
+    ranks = {}
+    for rank, record in enumerate(mine):
+        sums = [trace["ms"].get(rank, math.nan) for trace in traces]
+        errors = [abs(total / wall - 1) for total, wall in zip(sums, record["on"]["step"], strict=True)]
+        ranks[str(rank)] = {"worst": max(errors), "median": statistics.median(errors)}
+    return {"worst": max(entry["worst"] for entry in ranks.values()), "ranks": ranks}
+
+
+def _traces(wanted: Setting, folder: str, name: str) -> list[dict[str, Any]]:
+    """Of each block's trace, by rank, the phases of all counted steps in milliseconds a step."""
+    found = []
+    for number in range(wanted.blocks):
+        again = reread(trace_file(folder, name, number))
+        sums = {}
+        for rank in range(wanted.ranks):
+            steps = partition(s for s in again.spans if s.rank == rank)
+            counted = [sum(phases.values()) for step, phases in steps.items() if step >= LEAD[wanted.device]]
+            if len(counted) == wanted.steps:
+                sums[rank] = sum(counted) / len(counted) / 1e6
+        found.append({"recorder": again.metadata["recorder"], "ms": sums})
+    return found
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """A row as text: medians with their 95% intervals."""
+    texts = [line["way"], f"{line['step_ms']['off']['median']:.1f}"]
+    for kind in _TIMES:
+        ratio = line["ratio"][kind]
+        low, high = ratio["interval"]
+        texts.append(f"{ratio['median']:.4f} ({low:.3f}-{high:.3f})")
+    texts += [f"{line['counted_share']:.3%}", f"{line['spans_per_step']:.0f}"]
+    return [*texts, f"{line['partition_error']['worst']:.2%}"]
+
+
+def rich_table(result: dict[str, Any]) -> Any:
+    """The table for a terminal; needs rich."""
+    from rich.table import Table
+
+    title = f"recorder: {result['setting']['model']}, {result['tensors']} tensors, {result['setting']['device']}"
+    out = Table(title=title, box=None, pad_edge=False)
+    for number, heading in enumerate(HEADINGS):
+        out.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for line in result["rows"]:
+        out.add_row(*cells(line))
+    return out
+
+
+def _arguments(wanted: Setting) -> list[str]:
+    given = {"device": wanted.device, "model": wanted.model, "data": wanted.data, "batch": wanted.batch}
+    given |= {"ranks": wanted.ranks, "blocks": wanted.blocks, "steps": wanted.steps, "warm-up": wanted.warm_up}
+    given |= {"threads": wanted.threads, "seed": wanted.seed}
+    return [f"--{key}={value}" for key, value in given.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table, write JSON where asked."""
+    parser = argparse.ArgumentParser(prog="python -m syncline.bench.recorder", description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, help="JSON file")
+    for name in ("model", "data"):
+        parser.add_argument(f"--{name}", help=f"default: {getattr(Setting, name)}")
+    for name in ("batch", "ranks", "blocks", "steps", "warm-up", "threads", "seed"):
+        parser.add_argument(f"--{name}", type=int)
+    options = vars(parser.parse_args(arguments))
+    out, device = options.pop("out"), options.pop("device")
+    try:
+        result = measure(setting(device, **options), progress=lambda text: print(text, file=sys.stderr))
+    except UsageError as error:
+        parser.error(str(error))
+    except RankFailure as failure:
+        print(failure.traceback, failure, sep="\n", file=sys.stderr)
+        return 1
+    print(table(list(HEADINGS), [cells(line) for line in result["rows"]]))
+    print("\n".join(result["warnings"]))
+    if out is not None:
+        write(result, out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

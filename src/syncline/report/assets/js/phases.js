@@ -1,0 +1,81 @@
+"use strict";
+// The exclusive partition along time: on each rank every moment of a step belongs to one phase, compute first. It is
+// the analysis' own rule; here it gives the row under a rank's name, and what of a span is hidden behind compute.
+Syncline.phases = (() => {
+  const { first } = Syncline.spans;
+  const PRIORITY = ["forward", "backward", "update", "data", "encode", "decode", "exchange", "wait", "step"];
+  const PHASE = ["forward", "backward", "update", "data", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
+  const COVER = 4; // the first four hide the others
+  const CODES = 32;
+
+  const sweep = (set, rows) => {
+    const spans = rows.filter((row) => PRIORITY.includes(row.lane));
+    const edges = new Float64Array(2 * spans.reduce((sum, row) => sum + row.to - row.from, 0));
+    let at = 0;
+    for (const row of spans) {
+      const code = PRIORITY.indexOf(row.lane) * 2;
+      for (let i = row.from; i < row.to; i += 1) {
+        edges[at] = set.start[i] * CODES + code + 1;
+        edges[at + 1] = set.end[i] * CODES + code;
+        at += 2;
+      }
+    }
+    edges.sort();
+    const bracketed = spans.some((row) => row.lane === "step");
+    const active = new Int32Array(PRIORITY.length);
+    const [start, end, phase] = [[], [], []];
+    let time = 0;
+    let current = -1;
+    for (const edge of edges) {
+      const moment = Math.floor(edge / CODES);
+      const code = edge - moment * CODES;
+      if (moment > time && current >= 0) {
+        const last = phase.length - 1;
+        if (last >= 0 && phase[last] === current && end[last] === time) end[last] = moment;
+        else { start.push(time); end.push(moment); phase.push(current); }
+      }
+      time = moment;
+      active[code >> 1] += code & 1 ? 1 : -1;
+      // What lies outside all steps is in no partition.
+      current = bracketed && active[8] <= 0 ? -1 : active.findIndex((count) => count > 0);
+    }
+    return { start: Float64Array.from(start), end: Float64Array.from(end), phase: Uint8Array.from(phase) };
+  };
+
+  // Stretches in which compute runs, inside steps or not: adjacent ones joined, with the time covered before each.
+  const covered = (set, rows) => {
+    const pieces = rows.filter((row) => PRIORITY.indexOf(row.lane) >= 0 && PRIORITY.indexOf(row.lane) < COVER);
+    const order = [];
+    for (const row of pieces) for (let i = row.from; i < row.to; i += 1) order.push(i);
+    order.sort((a, b) => set.start[a] - set.start[b]);
+    const [start, end, before] = [[], [], []];
+    let sum = 0;
+    for (const i of order) {
+      const last = end.length - 1;
+      if (last >= 0 && set.start[i] <= end[last]) {
+        if (set.end[i] > end[last]) { sum += set.end[i] - end[last]; end[last] = set.end[i]; }
+      } else if (set.end[i] > set.start[i]) {
+        before.push(sum);
+        start.push(set.start[i]);
+        end.push(set.end[i]);
+        sum += set.end[i] - set.start[i];
+      }
+    }
+    const until = (time) => {
+      const index = first(0, start.length, (i) => start[i] > time) - 1;
+      return index < 0 ? 0 : before[index] + Math.min(time, end[index]) - start[index];
+    };
+    return { start, end, hidden: (from, to) => until(to) - until(from) };
+  };
+
+  const of = (set) => {
+    const safe = set.end_ * CODES < Number.MAX_SAFE_INTEGER;
+    const byRank = new Map(set.ranks.map((rank) => [rank, []]));
+    for (const row of set.rows) byRank.get(row.rank).push(row);
+    return new Map([...byRank].map(([rank, rows]) => {
+      return [rank, { ...(safe ? sweep(set, rows) : { start: [], end: [], phase: [] }), cover: covered(set, rows) }];
+    }));
+  };
+
+  return { of, PHASE };
+})();

@@ -1,0 +1,77 @@
+"""How sure a mean over steps is: the mean is taken again of steps drawn anew, in blocks, for neighbours are alike."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TRIM = 0.1
+"""The share of the slowest and of the fastest steps that a mean leaves out."""
+DRAWS = 1000
+_STUDENT = 1.21  # (z^2 + 1) / 4 at 95%: the first term by which Student's t is wider than the normal
+_AT_ONCE = 2_000_000  # numbers of a column in memory
+
+
+def trimmed(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of each column over the steps (rows) in the middle by their first column, which is the step's time.
+
+    The same steps are left out of all columns, so that the phases of a step still sum to it.
+
+    >>> trimmed([[1.0, 1.0], [2.0, 0.0], [3.0, 3.0], *[[2.0, 1.0]] * 7])
+    [2.0, 0.875]
+    """
+    table = torch.tensor(rows, dtype=torch.float64)
+    kept = _inner(table[:, 0].unsqueeze(0))[0]
+    return [float(value) for value in table[kept].mean(0)]
+
+
+def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS) -> Tensor:
+    """What `trimmed` would be of other runs like this one: a row a draw. The same every time.
+
+    Steps are drawn in blocks, around the end to the beginning. Few blocks vary less than what they were drawn from, and
+    say little of how much that varies: deviations are stretched, as Student's t does for so few.
+    """
+    table = torch.tensor(rows, dtype=torch.float64)
+    n, columns = table.shape
+    block = _block(table[:, 0])
+    random = torch.Generator().manual_seed(seed)
+    made = []
+    for first in range(0, count, max(1, _AT_ONCE // n)):
+        some = min(count - first, max(1, _AT_ONCE // n))
+        starts = torch.randint(n, (some, math.ceil(n / block), 1), generator=random)
+        places = ((starts + torch.arange(block)) % n).reshape(some, -1)[:, :n]
+        kept = places.gather(1, _inner(table[:, 0][places]))
+        made.append(torch.stack([table[:, column][kept].mean(1) for column in range(columns)], dim=1))
+    found = torch.cat(made)
+    centre = torch.tensor(trimmed(rows), dtype=torch.float64)
+    free = max(1.0, 2 * (n / block - 1))  # of the two samples that are compared
+    stretch = math.sqrt(n / max(1, n - block)) * (1 + _STUDENT / free)
+    return centre + (found - centre) * stretch
+
+
+def _block(times: Tensor) -> int:
+    """So many steps that what is alike stays together: n^(1/3), the more the more a step is like the one before."""
+    n = len(times)
+    off = times - times.median()
+    off = off.clamp(-3 * off.abs().median(), 3 * off.abs().median())  # a single slow step says nothing of its neighbour
+    spread = float((off * off).sum())
+    alike = min(0.9, max(0.0, float((off[1:] * off[:-1]).sum()) / spread)) if spread else 0.0
+    # What suits a series in which each value keeps this share of the one before (Politis and White).
+    root = float(n ** (1 / 3))
+    best = 1.82 * float((alike / (1 - alike**2)) ** (2 / 3)) * root
+    return max(1, min(n // 4, round(max(best, root))))
+
+
+def interval(values: Tensor, *, confidence: float) -> tuple[float, float]:
+    """The inner `confidence` of some draws."""
+    tail = (1 - confidence) / 2
+    low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=values.dtype))
+    return float(low), float(high)
+
+
+def _inner(times: Tensor) -> Tensor:
+    """By row, the places without the shortest and the longest."""
+    n = times.shape[1]
+    cut = int(n * TRIM)
+    return times.argsort(dim=1, stable=True)[:, cut : n - cut]

@@ -1,0 +1,58 @@
+"""What causes are judged by, and what they find."""
+
+from dataclasses import dataclass
+
+from syncline.trace.bound import Bound
+from syncline.trace.exchanges import Late
+from syncline.trace.robust import mean, usual
+from syncline.trace.startup import StartUp
+from syncline.trace.usagefacts import Load
+from syncline.trace.wire import Wire
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause with its evidence, and what a step would lose without it; None where that cannot be said."""
+
+    kind: str
+    sentence: str
+    recoverable_ms: float | None = None
+    doubt_ms: float = 0.0
+    """What is below this may be chance."""
+
+    def as_json(self) -> dict[str, object]:
+        """As in the analysis."""
+        return {"kind": self.kind, "sentence": self.sentence, "recoverable_ms": self.recoverable_ms}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What causes are judged by; series are over the steady steps."""
+
+    ranks: tuple[int, ...]
+    steps: int
+    all_steps: int
+    step_ms: float
+    """The usual step."""
+    whole_ms: float
+    """All steps of the trace, start-up too."""
+    phases: dict[str, dict[int, tuple[float, ...]]]
+    """By phase and rank: ms in each step."""
+    late: tuple[Late, ...]
+    wire: Wire | None
+    bound: Bound
+    startup: StartUp
+    loads: tuple[Load, ...] = ()
+    on_gpu: bool = False
+
+    def ms(self, phase: str) -> float:
+        """A phase's ms a step, the mean over ranks."""
+        return mean([usual(series) for series in self.phases[phase].values()])
+
+    def series(self, phase: str) -> list[float]:
+        """A phase's ms in each step, the mean over ranks."""
+        return [mean(column) for column in zip(*self.phases[phase].values(), strict=True)]
+
+    def share(self, ms: float) -> str:
+        """Of the step, in percent."""
+        return f"{ms / self.step_ms:.0%}" if self.step_ms else "-"

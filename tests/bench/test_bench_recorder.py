@@ -1,0 +1,51 @@
+"""`bench recorder`: a quick run of real ranks, and the arithmetic of its rows."""
+
+import json
+
+import pytest
+
+from syncline.bench import recorder
+from syncline.errors import UsageError
+
+TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
+
+
+def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_path, capsys):
+    out = tmp_path / "results" / "recorder.json"
+    assert recorder.main(["--device", "cpu", *TINY, "--warm-up", "1", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    result = json.loads(out.read_text())
+    assert [row["way"] for row in result["rows"]] == ["ddp", "syncline"]
+    assert "--model=mlp(hidden=16)" in result["command"]
+    for row in result["rows"]:
+        assert row["way"] in shown
+        assert {"step", "cpu", "thread"} == set(row["ratio"])
+        assert row["ratio"]["step"]["repetitions"] == 2
+        assert 0 < row["counted_share"] < 1
+        assert row["spans_per_step"] > 4
+        assert set(row["partition_error"]["ranks"]) == {"0", "1"}
+        # Steps are a few milliseconds here, and others use the machine.
+        assert row["partition_error"]["worst"] < 0.5
+
+
+def test_ratios_are_of_one_round_and_errors_of_each_rank():
+    def seen(on, off):
+        return {
+            "on": dict.fromkeys(("step", "cpu", "thread"), on),
+            "off": dict.fromkeys(("step", "cpu", "thread"), off),
+        }
+
+    records = [{"ways": {"ddp": seen([2.0, 4.0], [1.0, 2.0])}}, {"ways": {"ddp": seen([3.0, 3.0], [3.0, 3.0])}}]
+    facts = {"overhead_ns_per_step": 20_000.0, "spans_per_step": 9.0}
+    traces = [{"recorder": facts, "ms": {0: 2.0, 1: 3.3}}, {"recorder": facts, "ms": {0: 4.0, 1: 3.0}}]
+    row = recorder.row("ddp", records, traces)
+    assert row["ratio"]["step"]["median"] == pytest.approx((2.5 / 2 + 3.5 / 2.5) / 2)
+    assert row["step_ms"]["off"]["median"] == 2.25
+    assert row["counted_share"] == pytest.approx(0.02 / 2.25)
+    assert row["partition_error"]["ranks"]["0"] == {"worst": 0.0, "median": 0.0}
+    assert row["partition_error"]["worst"] == pytest.approx(0.1)
+
+
+def test_what_cannot_be_measured_is_said_at_once():
+    with pytest.raises(UsageError, match="ranks 2 or more"):
+        recorder.measure(recorder.setting("cpu", ranks=1))

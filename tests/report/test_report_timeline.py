@@ -1,0 +1,162 @@
+"""What of a trace goes into a page: columns that come back as the spans, whole steps, the right run, escaped."""
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_samples as samples
+import trace_samples as traced
+
+from syncline.report.columns import DEEP, columns
+from syncline.report.excerpt import excerpt
+from syncline.report.panels import panel
+from syncline.report.traces import LARGE, traces
+from syncline.report.write import render_html, write_html
+from syncline.trace import Span
+from syncline.trace.source import Source, find
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}<!--\u2028\u202e"
+
+
+def numbers(packed: str) -> Iterator[int]:
+    value = shift = 0
+    for byte in base64.b64decode(packed):
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            yield value
+            value = shift = 0
+
+
+def decoded(data: dict[str, Any], origin: int) -> list[Span]:
+    """The columns read as the page's script reads them."""
+    starts, lengths, which, steps = (numbers(data[key]) for key in ("start", "length", "kind", "step"))
+    strings, kinds = data["strings"], data["kinds"]
+    found = []
+    for rank, lane, _, count in data["rows"]:
+        at, step = origin, 0
+        for _ in range(count):
+            at += next(starts)
+            turn = next(steps)
+            step += -(turn + 1) // 2 if turn % 2 else turn // 2
+            name, unit, size = kinds[3 * next(which) :][:3]
+            found.append(Span(rank, strings[lane], strings[name], strings[unit], step, at, at + next(lengths), size))
+    return found
+
+
+def test_columns_come_back_as_the_spans() -> None:
+    made = [*traced.spans(ranks=3, steps=3), Span(0, "exchange", "odd", "x", -1, 7_000_000, 10**15, 2**40)]
+    data = columns(made)
+    json.dumps(data, allow_nan=False)
+    order = lambda s: (s.rank, s.lane, s.start, s.end, s.unit, s.name)  # noqa: E731
+    assert sorted(decoded(data, min(s.start for s in made)), key=order) == sorted(made, key=order)
+    assert len(columns([])["rows"]) == 0
+
+
+def test_spans_of_a_row_do_not_overlap_but_on_the_last() -> None:
+    made = [Span(0, "exchange", "x", str(i), 0, i, 1000 + i) for i in range(40)]
+    rows = columns(made)["rows"]
+    assert [(slot, count) for _, _, slot, count in rows] == [(i, 1) for i in range(DEEP - 1)] + [
+        (DEEP - 1, 40 - DEEP + 1)
+    ]
+    assert [row[2] for row in columns([Span(0, "data", "", "", 0, 5 * i, 5 * i + 5) for i in range(9)])["rows"]] == [0]
+
+
+def test_a_hundred_thousand_spans_are_a_small_page() -> None:
+    assert len(json.dumps(columns(traced.many()))) < 1_600_000
+
+
+def test_of_a_long_trace_whole_steps_are_shown() -> None:
+    made = traced.spans(steps=40)
+    every = excerpt(made, limit=len(made))
+    assert (every.spans, every.gap, every.sentence) == (made, None, "")
+    some = excerpt(made, limit=len(made) // 2)
+    kept = {span.step for span in some.spans}
+    assert {0, 1, 38, 39} <= kept
+    assert some.gap is not None
+    assert kept == set(range(40)) - set(range(some.gap[0], some.gap[1] + 1))
+    assert sum(step > 20 for step in kept) > 2 * sum(step < 20 for step in kept), "the steady ones are the larger part"
+    for step in kept:
+        assert sum(s.step == step for s in some.spans) == sum(s.step == step for s in made)
+    assert f"Steps {some.gap[0]} to {some.gap[1]} are left out" in some.sentence
+    huge = excerpt(made, limit=10)
+    assert len(huge.spans) == 10
+    assert "its 10 longest are shown" in huge.sentence
+
+
+def test_runs_get_the_trace_of_their_strategy_and_world_size(tmp_path: Path) -> None:
+    made = samples.results(samples.run("single"), samples.run("ddp", world=2), samples.run("ddp", world=4))
+    for world, folder in ((4, "a"), (2, "b")):
+        file = traced.write(tmp_path, "ddp", traced.spans(ranks=world), world=world, prediction_ms=8.5)
+        file.parent.rename(file.parent.with_name(folder))
+    traced.write(tmp_path, "left-over", traced.spans())
+    found = traces(made, tmp_path)
+    assert [(one.label, one.index) for one in found.panels] == [("ddp x2", 1), ("ddp x4", 2), ("left-over", -1)]
+    assert len(found.panels[1].ranks) == 4
+    names = [bar.name for bar in found.panels[0].bars]
+    assert names[:2] == ["measured", "predicted"]
+    assert found.panels[0].data["label"] == "ddp x2"
+    assert "ddp x4" in render_html(made, folder=tmp_path)
+    assert traces(made, tmp_path).panels[0].data["spans"] is found.panels[0].data["spans"], "read once"
+    file = traced.write(tmp_path, "left-over", traced.spans(steps=9))
+    assert len(traces(made, tmp_path).panels[2].data["spans"]["start"]) > len(found.panels[2].data["spans"]["start"])
+
+
+def test_a_trace_that_cannot_be_read_is_named_and_the_page_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced.write(tmp_path, "ddp", traced.spans())
+    broken = tmp_path / "runs" / "ring" / "trace.json.gz"
+    broken.parent.mkdir()
+    broken.write_bytes(b"no gzip")
+    found = traces(samples.results(), tmp_path)
+    assert len(found.panels) == 1
+    assert found.notes[0].startswith("ring has no timeline: ")
+    write_html(samples.results(), tmp_path / "report.html")
+    assert "ring has no timeline" in (tmp_path / "report.html").read_text()
+    assert LARGE > 1 << 20
+    monkeypatch.setattr("syncline.report.traces.LARGE", 10)
+    assert "syncline trace view" in traces(samples.results(), tmp_path).notes[0]
+
+
+def test_a_trace_without_steps_still_has_a_timeline() -> None:
+    bare = [span for span in traced.spans() if span.lane != "step"]
+    made = panel(Source(Path("x"), bare, {}, ("a note",)), label="x")
+    assert made.data["spans"]["rows"]
+    assert made.notes[0] == "a note"
+    with_nothing = panel(Source(Path("x"), [Span(0, "wait", "w", "", -1, 0, 5)], {}, ()), label="x")
+    assert with_nothing.analysis["verdict"]["kind"] == "unclear"
+    assert with_nothing.data["spans"]["rows"] == [[0, 2, 0, 1]]
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    names = [HOSTILE, "__proto__", "constructor", "half \ud800"]
+    made = traced.spans(names=names)
+    source = Source(tmp_path / HOSTILE.replace("/", "-"), made, {"notes": [HOSTILE]}, (HOSTILE,))
+    from syncline.report.html import render_view
+
+    text = render_view([panel(source, label=HOSTILE)], title=HOSTILE, source=HOSTILE)
+    assert text.count("<script") == text.count("</script>") == 3
+    assert "<img" not in text
+    assert "\u202e" not in text.split("<main>")[1].split("<footer>")[0]
+    data = re.search(r'id="trace-0">(.*?)</script>', text, re.S)
+    assert data
+    strings = json.loads(data[1])["spans"]["strings"]
+    assert any(name.startswith("</script>") for name in strings)
+    assert {"__proto__", "constructor"} <= set(strings)
+
+
+def test_files_of_others_make_a_page() -> None:
+    fixtures = Path(__file__).parents[1] / "trace" / "fixtures"
+    for name, lanes in (
+        ("horovod-timeline.json", {"exchange", "wait"}),
+        ("gloo-rank0.json.gz", {"forward", "backward"}),
+    ):
+        made = panel(find(fixtures / name), label=name)
+        strings = made.data["spans"]["strings"]
+        assert lanes <= {strings[lane] for _, lane, _, _ in made.data["spans"]["rows"]}
+        assert made.analysis["verdict"]["sentence"]

@@ -1,0 +1,277 @@
+"""Recordings in one process: starting and stopping, compiled models, several optimizers, scripts, and the parts."""
+
+import copy
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from syncline.errors import UsageError
+from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
+from syncline.trace.collect import Seen, read_seen
+from syncline.trace.merge import Part
+from syncline.trace.metadata import together
+from syncline.trace.recording_hooks import RETURNED
+from syncline.trace.settle import settled
+from syncline.trace.source import find
+from syncline.trace.usage import Usage
+
+SCRIPT = """
+import syncline, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+raise SystemExit(3)
+"""
+
+
+def make():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer, steps=3):
+    for _ in range(steps):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lanes(source, step):
+    return [(s.lane, s.name) for s in sorted(source.spans, key=lambda s: (s.start, s.end)) if s.step == step]
+
+
+def test_a_plain_loop_is_recorded_by_name_start_and_stop(tmp_path):
+    model, optimizer = make()
+    for number in range(3):
+        begun = start(tmp_path / f"{number}.json", model=model, optimizer=optimizer)
+        with pytest.raises(UsageError, match="a recording is under way"):
+            start(tmp_path / "no.json")
+        train(model, optimizer)
+        assert stop() == tmp_path / f"{number}.json"
+        assert stop() is None
+        assert begun.stop() == tmp_path / f"{number}.json"
+    source = find(tmp_path / "2.json")
+    assert source.metadata["strategy"] == "loop"
+    assert source.metadata["world_size"] == 1
+    assert sorted(lanes(source, 1)) == sorted(
+        [
+            ("step", "step"),
+            ("data", "between steps"),
+            ("forward", "forward"),
+            ("forward", "loss"),
+            ("backward", "backward"),
+            ("update", "before step"),
+            ("update", "update"),
+        ]
+    )
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_what_trains_is_found_where_nobody_said_it(tmp_path):
+    model, optimizer = make()
+    start(tmp_path / "a.json")
+    train(model, optimizer, 4)
+    stop()
+    source = find(tmp_path / "a.json")
+    # The first step shows that there is training, and the recording begins with its end.
+    assert sorted({s.step for s in source.spans}) == [0, 1, 2]
+    assert all(("forward", "forward") in lanes(source, step) for step in range(3))
+    with recording(optimizer=optimizer, path=tmp_path / "b.json"):
+        train(model, optimizer, 2)
+    source = find(tmp_path / "b.json")
+    assert [lanes(source, step).count(("forward", "forward")) for step in (0, 1)] == [1, 1]
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_nothing_was_trained_and_nothing_is_written(tmp_path):
+    start(tmp_path / "a.json")
+    assert stop() is None
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_the_last_optimizer_ends_a_step(tmp_path):
+    (one, first), (two, second) = make(), make()
+    with recording([one, two], [first, second], path=tmp_path / "t.json"):
+        for _ in range(3):
+            for _ in range(2):  # the critic twice
+                train(one, first, 1)
+            train(two, second, 1)
+    source = find(tmp_path / "t.json")
+    assert sorted({s.step for s in source.spans}) == [0, 1, 2]
+    assert [name for lane, name in lanes(source, 1) if lane == "forward"] == ["forward", "loss"] * 3
+    assert [lane for lane, name in lanes(source, 1) if name == "update"] == ["update"] * 3
+
+
+def test_partition_of_a_loop_whose_parts_are_known(tmp_path):
+    model, optimizer = make()
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            time.sleep(0.01)
+            return model(x)
+
+    slow = Slow()
+    with recording(slow, optimizer, path=tmp_path / "t.json") as under_way:
+        for _ in under_way.data(time.sleep(0.02) or i for i in range(4)):
+            slow(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.005)
+        assert len(under_way.data([1, 2])) == 2
+    source = find(tmp_path / "t.json")
+    steps = partition(source.spans)
+    for step in (1, 2, 3):
+        assert steps[step]["data"] >= 20_000_000
+        assert steps[step]["forward"] >= 10_000_000
+        assert steps[step]["other"] >= 5_000_000
+    assert set(steps[1]) == set(PHASES)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_compiled_models_are_recorded_and_given_back(tmp_path, inside):
+    model, optimizer = make()
+    called = model
+    if inside:
+        model.compile(backend="eager")
+        before = model._compiled_call_impl
+    else:
+        called = torch.compile(model, backend="eager")
+    train(called, optimizer, 1)
+    with recording(called, optimizer, path=tmp_path / "t.json"):
+        train(called, optimizer)
+    train(called, optimizer, 1)
+    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+    if inside:
+        assert model._compiled_call_impl is before
+    torch.compiler.reset()
+
+
+def test_an_error_inside_forward_leaves_a_loop_that_goes_on(tmp_path):
+    model, optimizer = make()
+    with recording(model, optimizer, path=tmp_path / "t.json"):
+        train(model, optimizer, 1)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(4, 9))
+        with pytest.raises(RuntimeError):
+            torch.ones(()).backward()
+        train(model, optimizer, 2)
+    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+
+
+def test_a_model_can_be_copied_and_saved_meanwhile(tmp_path):
+    model, optimizer = make()
+    with recording(model, optimizer, path=tmp_path / "t.json"):
+        train(model, optimizer, 1)
+        average = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        average(torch.ones(4, 8))
+        train(model, optimizer, 1)
+    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+    torch.load(tmp_path / "model.pt", weights_only=False)(torch.ones(4, 8))
+
+
+def test_a_script_needs_the_variable_alone(tmp_path):
+    variables = {**os.environ, "SYNCLINE_TRACE": str(tmp_path / "here"), "SYNCLINE_TRACE_EVERY": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3, done.stderr
+    source = find(tmp_path / "here")
+    assert sorted({s.step for s in source.spans}) == [0, 2]
+    assert source.metadata["recorder"]["every"] == 2
+
+
+def test_wrong_arguments_are_said_at_once():
+    with pytest.raises(UsageError, match="every is 0"):
+        start(every=0)
+    with pytest.raises(UsageError, match="model is a int"):
+        start(model=[3])
+    with pytest.raises(UsageError, match="optimizer is a Linear"):
+        start(optimizer=[nn.Linear(1, 1)])
+
+
+def test_usage_counts_what_a_step_took():
+    usage = Usage()
+    usage.look()
+    until = time.process_time() + 0.02
+    while time.process_time() < until:
+        pass
+    usage.look()
+    usage.keep(7)
+    ((step, cpu, delay),) = usage.rows
+    assert step == 7
+    assert cpu >= 20_000_000
+    assert delay >= 0
+    usage.close()
+
+
+def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
+    monkeypatch.setattr("syncline.trace.usage.SCHEDSTAT", tmp_path / "no")
+    recorder = Recorder()
+    begin = recorder.mark("step")
+    recorder.add("step", "step", begin, recorder.mark("step"))
+    assert recorder.usage.rows == []
+    assert "usage" not in together(hosts={0: "a"}, cores={0: 2}, usage={0: []}, recorders=[])
+
+
+def test_marks_from_a_time_without_recording_make_no_span():
+    recorder = Recorder(enabled=False)
+    early = recorder.mark("exchange")
+    recorder.restart(rank=2)
+    recorder.add("exchange", "x", early, recorder.mark("exchange"))
+    begun = recorder.mark("exchange")
+    recorder.enabled = False
+    recorder.add("exchange", "x", begun, recorder.mark("exchange"))
+    assert recorder.spans() == []
+    # Another thread says so later.
+    recorder.ended("exchange", "x", begun, unit="u", bytes=3, step=0)
+    assert [(s.rank, s.unit, s.bytes) for s in recorder.spans()] == [(2, "u", 3)]
+    recorder.restart()
+    recorder.ended("exchange", "x", begun, unit="u", bytes=3, step=0)
+    assert recorder.spans() == []
+
+
+def test_what_follows_ddps_wait_is_backward_again():
+    spans = [
+        Span(0, "backward", "backward", "", 0, 0, 10),
+        Span(0, "backward", RETURNED, "", 0, 10, 30),
+        Span(0, "exchange", "all-reduce", "bucket 0", 0, 5, 25),
+        Span(0, "step", "step", "", 0, 0, 40),
+        Span(0, "exchange", "all-reduce", "bucket 0", 1, 41, 45),
+    ]
+    made = settled(spans, sampled=False)
+    assert [(s.start, s.end) for s in made if s.name == "unpack"] == [(25, 30)]
+    assert len(made) == 5
+    assert len(settled(spans, sampled=True)) == 4
+
+
+def test_a_ranks_spans_come_through_as_they_were():
+    seen = Seen(Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host"), 2, [[0, 1, 2]], {"dropped": 0}, "Error: x")
+    assert read_seen(seen.text()) == seen
+
+
+def test_ranks_facts_become_one_entry():
+    made = together(
+        hosts={0: "a", 1: "a", 2: "b"},
+        cores={0: 2, 1: 4, 2: 8},
+        usage={0: [(0, 1, 2)], 1: [], 2: [(0, 3, 4)]},
+        recorders=[
+            {"overhead_ns_per_step": 5.0, "dropped": 1, "every": 1},
+            {"overhead_ns_per_step": 9.0, "dropped": 2, "every": 1},
+        ],
+        prediction_ms=3.5,
+    )
+    assert made["hosts"] == {"0": "a", "1": "a", "2": "b"}
+    assert made["cores"] == {"a": 4, "b": 8}
+    assert made["usage"] == {"0": [[0, 1, 2]], "2": [[0, 3, 4]]}
+    assert made["recorder"] == {"overhead_ns_per_step": 9.0, "dropped": 3, "every": 1}
+    assert made["prediction_ms"] == 3.5
