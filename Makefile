@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test format clean
+.PHONY: setup demo why-slow check test format clean
 
 setup: $(STAMP)
 
@@ -19,9 +19,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/syncline compare --recipe demo
 
+# Records the cases of docs/why-slow.md again, with their pictures.
+why-slow: setup
+	$(BIN)/python scripts/why_slow.py
+
 check: setup
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests scripts examples
+	$(BIN)/ruff check src tests scripts examples
 	$(BIN)/mypy
 
 test: check

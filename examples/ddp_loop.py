@@ -1,10 +1,12 @@
 """A loop of plain DDP, recorded by one line. `--slow` puts a cause of slowness in; docs/why-slow.md finds it again.
 
-Run it with torchrun, or on emulated nodes: `syncline cluster --nodes 2 --bandwidth 100Mbit -- python examples/ddp_loop.py`.
+Run it with torchrun, or on emulated nodes:
+`syncline cluster --nodes 2 --bandwidth 100Mbit -- python examples/ddp_loop.py`.
 """
 
 import argparse
 import time
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ class Network(nn.Module):
         self.seconds = seconds
         widths = [3, 32, 64, 128]
         layers: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             layers += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
 

@@ -5,16 +5,18 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
 from analysis_spans import steps
 from chrome_checker import check
-from trace_files import GLOO, HOROVOD, host, kineto
+from trace_files import GLOO, HOROVOD, NCCL, device_work, hidden_share, host, kineto
 
 from syncline.cli.main import main
 from syncline.trace.analysis import analyze
 from syncline.trace.export import write_chrome_trace
+from syncline.trace.partition import partition
 from syncline.trace.source import find
 
 COMPUTE = {"forward", "backward", "update"}
@@ -72,6 +74,38 @@ def test_a_folder_of_profiles_is_analysed_and_its_overlap_is_that_of_intervals(g
         assert found == pytest.approx(len(covered), rel=0.01)
     assert {unit.unit for unit in told.units} == {"collective 0", "collective 1", "collective 2"}
     assert told.bound.compute_ms < told.step_ms["median"]
+
+
+def test_a_folder_of_nccl_profiles_is_analysed_and_its_overlap_is_that_of_kernels(tmp_path):
+    for path in NCCL:
+        shutil.copy(path, tmp_path)
+    source = find(tmp_path)
+    assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
+    assert any(span.lane == "wait" for span in source.spans), "waits are split off"
+    told = analyze(source.spans, metadata=source.metadata, notes=source.notes)
+    assert (told.steps, told.steady_first, told.world_size) == ((3, 4, 5), 3, 2)
+    assert told.communication == pytest.approx(_without_waits(), rel=0.001)
+    for rank in (0, 1):
+        mine = [span for span in source.spans if span.rank == rank]
+        lasted = {s.step: s.end - s.start for s in mine if s.lane == "step"}
+        assert {step: sum(phases.values()) for step, phases in partition(mine).items()} == lasted, "to the nanosecond"
+        assert sum(told.ranks[rank].breakdown_ms.values()) * 3e6 == pytest.approx(sum(lasted.values()), rel=1e-12)
+    # 3 MB a step through sockets, which a small model's 0.3 ms of kernels cannot hide.
+    assert told.verdict.kind == "bandwidth-bound"
+    assert "3.17 MB a step in 4 messages" in told.verdict.sentence
+    assert told.verdict.sentence.endswith(f" while they move, {told.communication:.0%} hidden."), "one figure, not two"
+    exposed = sum(rank.breakdown_ms["exposed_exchange"] for rank in told.ranks) / 2
+    assert told.verdict.recoverable_ms == pytest.approx(exposed, rel=0.1)
+
+
+def _without_waits():
+    """From the files: clocks set by the kernels' ends, a transfer from where the later of a pair starts on."""
+    (first, first_work), (second, second_work) = map(device_work, NCCL)
+    apart = median(b[1] - a[1] for a, b in zip(first, second, strict=True))
+    pairs = list(zip(first, second, strict=True))
+    mine = [(max(a[0], b[0] - apart), a[1]) for a, b in pairs]
+    theirs = [(max(b[0], a[0] + apart), b[1]) for a, b in pairs]
+    return (hidden_share(mine, first_work) + hidden_share(theirs, second_work)) / 2
 
 
 def test_a_single_profile_is_one_rank(gloo):

@@ -1,7 +1,7 @@
 """Each cause on a trace made by hand, and that its absence is not called one. Real ranks: `test_injected_causes`."""
 
 import pytest
-from analysis_spans import steps
+from analysis_spans import span, steps
 
 from syncline.trace.analysis import analyze
 from syncline.trace.findings import Facts, Finding
@@ -106,6 +106,40 @@ def test_many_small_messages_are_latency_bound():
     assert told.verdict.recoverable_ms == pytest.approx(300 * 0.2, rel=0.05)
 
 
+def at_once(ends, *, compute=20.0, count=COUNT):
+    """Two ranks that launch all messages together after their compute: (end in ms after that, bytes) of each."""
+    last = compute + max(end for end, _ in ends)
+    spans = []
+    for step in range(count):
+        at = step * (last + 2)
+        for who in (0, 1):
+            mine = {"rank": who, "step": step}
+            spans += [span("step", at, at + last + 2, **mine), span("backward", at, at + compute, **mine)]
+            spans += [
+                span("exchange", at + compute, at + compute + end, name="all-reduce", unit=f"w{i}", size=size, **mine)
+                for i, (end, size) in enumerate(ends)
+            ]
+            spans.append(span("update", at + last, at + last + 2, **mine))
+    return spans
+
+
+@pytest.mark.parametrize("metadata", [{}, {"bandwidth": 100_000_000}], ids=["link unknown", "link known"])
+@pytest.mark.parametrize("ends", [((160, BYTES), (720, 8 * BYTES)), ((720, BYTES), (640, 8 * BYTES))])
+def test_messages_that_share_the_wire_are_not_taken_for_slow_ones(ends, metadata):
+    # 9 MB need 720 ms at 100 Mbit/s, whichever of the two ends first.
+    told = analyze(at_once(ends), metadata=metadata)
+    assert told.verdict.kind == "bandwidth-bound"
+    assert told.verdict.recoverable_ms == pytest.approx(720, rel=0.1)
+    assert "latency-bound" not in [finding.kind for finding in told.findings]
+    assert told.verdict.sentence.endswith("100 Mbit/s while they move, 0% hidden.")
+
+
+def test_many_small_messages_launched_all_at_once_are_latency_bound():
+    told = analyze(at_once([(0.2 * (i + 1), 64) for i in range(500)]))
+    assert told.verdict.kind == "latency-bound"
+    assert told.verdict.recoverable_ms == pytest.approx(100, rel=0.1)
+
+
 def test_an_oversubscribed_host_comes_before_what_it_causes():
     told = run(*[rank(exchange=((30, "w", BYTES),))] * 4, **usage(4, 30, 25, cores=1))
     assert told.verdict.kind == "oversubscribed"
@@ -117,6 +151,19 @@ def test_an_oversubscribed_host_comes_before_what_it_causes():
     assert "Other programs take the cores" in others.verdict.sentence
     on_gpu = run(*[rank()] * 2, **usage(2, 20, 25, cores=2), backend="nccl")
     assert on_gpu.verdict.kind != "oversubscribed", "the host runs ahead of its GPU, which is never idle"
+
+
+def test_what_other_programs_take_comes_before_smaller_causes_only():
+    ranks = (rank(), rank(forward=73))
+    busy = run(*ranks, **usage(2, 20, 43, cores=2))
+    assert [finding.kind for finding in busy.findings] == ["straggler", "oversubscribed"]
+    assert busy.verdict.recoverable_ms == pytest.approx(53)
+    assert busy.findings[1].sentence.startswith("Other programs take the cores")
+    busier = run(*ranks, **usage(2, 20, 60, cores=2))
+    assert [finding.kind for finding in busier.findings] == ["oversubscribed", "straggler"]
+    own = run(*ranks, **usage(2, 60, 43, cores=1))
+    assert own.verdict.kind == "oversubscribed", "their own crowd may be why one is late"
+    assert own.verdict.sentence.startswith("The host has too few cores")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""torch.profiler traces: real ones of two Gloo ranks, and GPU traces written by hand."""
+"""torch.profiler traces: real ones of two Gloo and of two NCCL ranks, and GPU traces written by hand."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from trace_files import GLOO, host, kernel, kineto, lanes, launch, raw
+from trace_files import GLOO, NCCL, device_work, hidden_share, host, kernel, kineto, lanes, launch, raw
 
 from syncline.errors import UsageError
 from syncline.trace import Span, load, overlap, partition, split_waits
@@ -48,6 +48,39 @@ def test_overlap_of_a_real_run_is_what_intervals_say(path):
     # From the file itself, microsecond by microsecond, without the Python between two ops.
     assert found == pytest.approx(_from_the_file(raw(path)), abs=0.03)
     assert 0.02 < found < 0.98
+
+
+def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
+    for path in NCCL:
+        shutil.copy(path, tmp_path)
+    found = load(tmp_path)
+    assert (found.kind, found.ranks, found.aligned) == ("torch.profiler", (0, 1), True)
+    # Torch 2.11 names no host, so that the ranks' clocks are compared, though they ran on one machine.
+    (note,) = found.notes
+    assert re.fullmatch(r"rank 1's clock was set back by 2\.\d+ ms to rank 0's: 11 collectives end .* 0\.0\d+ ms", note)
+    layer = 4 * (512 * 512 + 512)
+    for rank in found.ranks:
+        spans = found.spans[rank]
+        assert [s.step for s in spans if s.lane == "step"] == [3, 4, 5]
+        for step in (3, 4, 5):
+            mine = [s for s in spans if s.step == step]
+            assert {s.lane for s in mine} == {"step", "data", "forward", "backward", "exchange", "update"}
+            sent = [(s.name, s.unit, s.bytes) for s in mine if s.lane == "exchange"]
+            # The GPU lags behind its host: two kernels of the step before the profile run in the first one.
+            sizes = ([0, 0] if step == 3 else []) + [layer + 4 * (10 * 512 + 10), layer, layer]
+            assert sent == [("all-reduce", f"collective {i}", size) for i, size in enumerate(sizes)]
+        bounds = {s.step: s.end - s.start for s in spans if s.lane == "step"}
+        assert {step: sum(phases.values()) for step, phases in partition(spans).items()} == bounds
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_overlap_of_a_real_nccl_run_is_that_of_its_kernels(rank):
+    found = overlap(load(NCCL[rank]).spans[rank])
+    transfers, work = device_work(NCCL[rank])
+    assert len(transfers) == 11
+    assert found == pytest.approx(hidden_share(transfers, work), rel=0.001)
+    assert found == pytest.approx(hidden_share(transfers, work, gap=0.0), abs=0.002), "whatever gaps are"
+    assert 0.001 < found < 0.02, "two ranks take turns on one GPU: next to nothing runs beside a transfer"
 
 
 def _by_breakpoints(spans):

@@ -1,7 +1,7 @@
 """Causes of slowness put in on purpose, on real ranks: the verdict names each, and says what removing it gains.
 
-Each is run once with the cause and once without, with sleeps and sizes that are large against a machine's noise. Where
-other programs keep the ranks in the queue, what a run gains is their doing, too: such a pair is run again.
+Each is run once with the cause and once without, with sleeps and sizes that are large against a machine's noise. A pair
+that noise has pulled apart is run again. That the cause is there and is named is asserted of every pair.
 """
 
 from dataclasses import replace
@@ -19,7 +19,8 @@ from syncline.train.config import Config
 from syncline.train.session import run_session
 
 pytestmark = pytest.mark.timeout(100)
-ATTEMPTS, QUIET, CLOSE = 3, 0.1, 0.2
+ATTEMPTS, QUIET = 3, 0.1
+CLOSE, BUSY = 0.2, 0.5
 
 
 def first(told):
@@ -41,20 +42,21 @@ def is_quiet(told):
 
 
 def gains_what_it_says(measure):
-    """`measure` returns what is said to be recoverable, both analyses, and whether the machine was its ranks' own."""
+    """`measure` returns what is said to be recoverable, both analyses, and whether the machine was its ranks' own.
+
+    Within 20% in one of three pairs; where other programs hold up the ranks in the last one, too, within 50%.
+    """
     for _ in range(ATTEMPTS):
         said, slow, quick, alone = measure()
         gained = slow.step_ms["median"] - quick.step_ms["median"]
         if said == pytest.approx(gained, rel=CLOSE):
             return
-        if alone:
-            pytest.fail(f"{said:.1f} ms are said to be recoverable, {gained:.1f} ms were gained")
-    pytest.skip(f"other programs use this machine: {said:.1f} ms said, {gained:.1f} ms gained")
+    assert said == pytest.approx(gained, rel=CLOSE if alone else BUSY), f"{slow.queue_ms} ms in the queue"
 
 
 def test_a_rank_that_sleeps_in_forward_is_the_straggler():
     # Its backward pass is longer than the delay: just before it comes it is always in backward.
-    job = Job(delays={(1, "forward"): 0.06}, backward_s=0.08, sizes=(2_000, 200), steps=10)
+    job = Job(delays={(1, "forward"): 0.1}, backward_s=0.12, sizes=(2_000, 200), steps=12)
 
     def measure():
         slow, fired = analysis(job, 3)
@@ -64,25 +66,26 @@ def test_a_rank_that_sleeps_in_forward_is_the_straggler():
         assert "Rank 1 comes late, held up in forward" in first(slow).sentence
         assert (slow.late[0].rank, slow.late[0].doing) == (1, "forward")
         for rank in (0, 2):
-            assert typical(slow, rank, "wait") > 50, "the innocent wait"
+            assert typical(slow, rank, "wait") > 80, "the innocent wait"
             # Two cores that others use, too, make messages slow: as slow as without the delay.
             moving = typical(quick, rank, "exposed_exchange")
             assert typical(slow, rank, "exposed_exchange") < 2 * moving + 15, "it is not their communication"
-        assert typical(slow, 1, "wait") < 15
+        assert typical(slow, 1, "wait") < 30
         return first(slow).recoverable_ms, slow, quick, is_quiet(slow) and is_quiet(quick)
 
     gains_what_it_says(measure)
 
 
 def test_a_slow_loader_is_input_bound():
-    job = Job(delays={(rank, "data"): 0.06 for rank in range(2)}, sizes=(2_000,))
+    job = Job(delays={(rank, "data"): 0.12 for rank in range(2)}, sizes=(2_000,), steps=12)
 
     def measure():
         slow, fired = analysis(job, 2)
         quick, _ = analysis(without_delays(job), 2)
         assert fired == [job.steps] * 2
         assert first(slow).kind == "input-bound"
-        assert finding(quick, "input-bound") is None
+        left = finding(quick, "input-bound")
+        assert left is None or left.recoverable_ms < 0.1 * first(slow).recoverable_ms
         return first(slow).recoverable_ms, slow, quick, is_quiet(slow) and is_quiet(quick)
 
     gains_what_it_says(measure)
@@ -113,7 +116,9 @@ def test_eight_ranks_on_two_cores_are_too_many():
         assert "8 ranks on 2 cores" in slow.verdict.sentence
         # Without the cause the work of a rank is the same, and there are as many ranks as cores.
         alone = is_quiet(quick) and not slow.verdict.sentence.startswith("Other programs")
-        return slow.verdict.recoverable_ms, slow, quick, alone
+        # What two ranks still lose to other programs is not theirs to gain.
+        left = finding(quick, "oversubscribed")
+        return slow.verdict.recoverable_ms - (left.recoverable_ms if left else 0.0), slow, quick, alone
 
     gains_what_it_says(measure)
 
@@ -152,7 +157,7 @@ def test_a_link_of_100_mbit_is_bandwidth_bound(tmp_path: Path):
     def measure():
         slow, quick = trained("100Mbit"), trained("5Gbit")
         assert slow.wire.link == 100e6
-        assert slow.step_ms["median"] > 3 * quick.step_ms["median"], "the link is shaped"
+        assert slow.wire.busy_ms > 2 * quick.wire.busy_ms, "the link is shaped"
         assert first(slow).kind == "bandwidth-bound"
         assert "a link of 100 Mbit/s" in first(slow).sentence
         assert slow.bound.wire_ms == pytest.approx(slow.wire.busy_ms, rel=0.3), "its bytes need that long"

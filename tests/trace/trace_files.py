@@ -6,12 +6,34 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GLOO = [FIXTURES / f"gloo-rank{rank}.json.gz" for rank in (0, 1)]
+NCCL = [FIXTURES / f"nccl-rank{rank}.json.gz" for rank in (0, 1)]
 HOROVOD = FIXTURES / "horovod-timeline.json"
 
 
 def raw(path):
     """A fixture as the standard library reads it."""
     return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def device_work(path):
+    """What a fixture's GPU did, (start, end) in microseconds: NCCL's kernels, and all else but inputs on their way."""
+    events = [e for e in raw(path)["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    ours = [e for e in events if "HtoD" not in e["name"]]
+    rows = [(e["name"].startswith("nccl"), (e["ts"], e["ts"] + e["dur"])) for e in ours]
+    return sorted(row for nccl, row in rows if nccl), sorted(row for nccl, row in rows if not nccl)
+
+
+def hidden_share(transfers, work, *, gap=5.0):
+    """The share of the transfers' time under the work; gaps of a busy stream up to `gap` microseconds count as work."""
+    closed = []
+    for start, end in work:
+        if closed and start - closed[-1][1] <= gap:
+            closed[-1] = (closed[-1][0], max(end, closed[-1][1]))
+        else:
+            closed.append((start, end))
+    whole = sum(end - start for start, end in transfers)  # NCCL's kernels follow one another on one stream
+    under = sum(max(0.0, min(e, to) - max(s, at)) for s, e in transfers for at, to in closed)
+    return under / whole
 
 
 def kineto(path, events, *, rank=0, world=1, host="a", base=1_000_000_000):

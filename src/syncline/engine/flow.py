@@ -4,7 +4,7 @@ The executors drive `carry`: on the CPU in worker threads, on CUDA by putting ev
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,11 @@ class Launch:
             self.tentative = None
 
 
-def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
-    """Take a launch from gradients to averaged gradients; collectives are issued inside `turn(launch, round)`."""
+def carry(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
+    """Take a launch from gradients to averaged gradients; collectives are issued inside `turn(launch, round)`.
+
+    Without turns nothing lies between a codec's work and its exchange, and one mark serves both.
+    """
     unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
     # Other exchanges sum in float32; and norms are taken of the gradient as it was.
     rounds = all(str(link.exchange) == "allreduce" for link in launch.links) and not launch.measure
@@ -72,12 +75,13 @@ def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
     before = [dict(cell.state) for cell in launch.cells] if chained is None else chained
     begin = recorder.mark("encode")
     requests = course.start(unit.grads, before)
-    recorder.add("encode", "encode", begin, recorder.mark("encode"), unit=label, step=step)
+    end = recorder.mark("encode")
+    recorder.add("encode", "encode", begin, end, unit=label, step=step)
     number = 0
     while requests:
         link = launch.links[number]
-        with turn(launch, number):
-            begin = recorder.mark("exchange")
+        with turn(launch, number) if turn is not None else nullcontext():
+            begin = end if turn is None else recorder.mark("exchange")
             handles = [link.launch(request) for request in requests]
         answers = [handle.wait() for handle in handles]
         sent = sum(handle.sent_bytes for handle in handles)
@@ -86,7 +90,8 @@ def carry(launch: Launch, recorder: Recorder, turn: Turn) -> None:
         begin = end
         requests = course.resume(answers)
         lane, name = ("encode", "encode") if requests else ("decode", "decode")
-        recorder.add(lane, name, begin, recorder.mark(lane), unit=label, step=step)
+        end = recorder.mark(lane)
+        recorder.add(lane, name, begin, end, unit=label, step=step)
         number += 1
     _finish(launch, course, before)
 

@@ -9,8 +9,8 @@ an error on the host, and the communicators are aborted so that a host which wai
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -143,7 +143,7 @@ class Streams:
         unit = launch.unit
         try:
             with torch.cuda.stream(stream), torch.no_grad(), NoSubclasses():
-                carry(launch, self.recorder, _at_once)
+                carry(launch, self.recorder, None)
                 launch.event = self._end(stream, launch.label)
         except BaseException as error:
             self.fail(self.watched.explain(launch.label, error))
@@ -183,9 +183,3 @@ class Streams:
                 self.fail(explained)
             elif found is not None:
                 self.fail(found)
-
-
-@contextmanager
-def _at_once(launch: Launch, number: int) -> Iterator[None]:
-    """On one host thread launches are issued in order by themselves."""
-    yield

@@ -147,6 +147,7 @@ def analyze(
         startup=start,
         loads=loads(about, trace.ranks, steady, awaited=[_awaited(trace, step) for step in steady]),
         on_gpu=about.get("backend") == "nccl",
+        communication=_overlap(trace, steady, "exchange"),
     )
     chosen, findings = verdict(facts)
     rows, thinned = per_step(trace, most=_ROWS)
@@ -160,7 +161,7 @@ def analyze(
         steady_first=start.first,
         verdict=chosen,
         findings=findings,
-        communication=_overlap(trace, steady, "exchange"),
+        communication=facts.communication,
         compression=_overlap(trace, steady, "encode"),
         step_ms=step_ms,
         ranks=breakdowns(trace, steady),

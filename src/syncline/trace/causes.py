@@ -102,11 +102,11 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     several = f" ({_size(wire.wire_bytes)} to and from a rank)" if wire.wire_bytes > 1.05 * wire.bytes else ""
     link = f"{several} over a link of {_bits(wire.link)}" if wire.link else several
     sized = f"{_size(wire.bytes)} a step" if wire.bytes else "messages of unknown size"
-    hidden = max(0.0, 1 - usual(exposed) / wire.busy_ms) if wire.busy_ms else 0.0
+    hidden = f", {facts.communication:.0%} hidden" if facts.communication is not None else ""
     return Finding(
         "bandwidth-bound",
         f"{gain:.1f} ms a step ({facts.share(gain)}) are bytes on the wire that no compute hides: {sized} in"
-        f" {wire.messages:.0f} message{'s' if round(wire.messages) != 1 else ''}{link}{rate}, {hidden:.0%} hidden.",
+        f" {wire.messages:.0f} message{'s' if round(wire.messages) != 1 else ''}{link}{rate}{hidden}.",
         gain,
         doubt(exposed),
     )
@@ -162,6 +162,8 @@ def oversubscribed(facts: Facts) -> Finding | None:
         f" ready to run{copies}.{used}",
         min(queue + crowd, facts.step_ms),
         doubt(load.delay_ms),
+        # Too few cores for the ranks make all else longer, too; what other programs take is one cause among others.
+        leads=not others or 0 < load.cores < len(load.ranks),
     )
 
 

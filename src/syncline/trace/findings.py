@@ -19,6 +19,8 @@ class Finding:
     recoverable_ms: float | None = None
     doubt_ms: float = 0.0
     """What is below this may be chance."""
+    leads: bool = False
+    """Whether others may be its consequences: it comes before those that cost up to twice as much."""
 
     def as_json(self) -> dict[str, object]:
         """As in the analysis."""
@@ -44,6 +46,8 @@ class Facts:
     startup: StartUp
     loads: tuple[Load, ...] = ()
     on_gpu: bool = False
+    communication: float | None = None
+    """The share of transfers' time that compute hides."""
 
     def ms(self, phase: str) -> float:
         """A phase's ms a step, the mean over ranks."""

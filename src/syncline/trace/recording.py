@@ -23,7 +23,7 @@ from syncline.trace.collect import Seen, Written, collect, write_own, write_trac
 from syncline.trace.cost import facts
 from syncline.trace.merge import Part
 from syncline.trace.recorder import Recorder, process_recorder
-from syncline.trace.recording_cost import hooks_ns
+from syncline.trace.recording_cost import hooks_cost
 from syncline.trace.recording_data import Loaded
 from syncline.trace.recording_hooks import Watch
 from syncline.trace.recording_models import search, see
@@ -110,7 +110,8 @@ class Recording:
     def _seen(self, watch: Watch, recorder: Recorder, error: BaseException | None) -> Seen:
         recorder.rank = dist.get_rank() if _together() else 0
         spans = settled(recorder.spans(), sampled=self.every > 1)
-        cost = facts(recorder, every=self.every, hooks_ns=hooks_ns(watch, device=recorder.device))
+        hooks_ns, filed = hooks_cost(watch, device=recorder.device)
+        cost = facts(recorder, every=self.every, hooks_ns=hooks_ns, by_hooks=filed)
         part = Part(recorder.rank, spans, host())
         crashed = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return Seen(part, cores(), recorder.usage.rows, cost, crashed)

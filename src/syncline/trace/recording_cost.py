@@ -1,45 +1,50 @@
-"""What a recording cost: each kind of hook, timed after the run on tiny things, times how often it was called."""
+"""What the hooks of a recording cost: each kind, timed after the run on tiny things, times how often it was called."""
 
-import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from syncline.trace.cost import call_costs
+from syncline.trace.cost import cold_ns
 from syncline.trace.recorder import Recorder
 from syncline.trace.recording_hooks import Watch
 from syncline.trace.recording_models import see
 from syncline.trace.recording_wire import noting_group
 
-_CALLS, _ROUNDS = 50, 5
+_Calls = tuple[Callable[[], object], Callable[[], object] | None]
+"""Something with hooks, and without; None where that is next to nothing."""
 
 
-def hooks_ns(watch: Watch, *, device: torch.device) -> float:
-    """Nanoseconds of the host in all, without those of the spans that the hooks filed.
-
-    What a call takes of this thread with hooks, less what it takes without, in the median of a few rounds.
-    """
-    filing = call_costs(device)
-    total = 0.0
-    for kind, measure in _KINDS.items():
-        if watch.counts[kind]:
-            scratch = Watch(Recorder(device=device, base=False))
-            scratch.ddp = watch.ddp
-            cost = measure(scratch)
-            spans, steps = scratch.recorder.counts()
-            total += watch.counts[kind] * max(0.0, cost - (spans * filing[0] + steps * filing[1]) / (_CALLS * _ROUNDS))
-    return total
+def hooks_cost(watch: Watch, *, device: torch.device) -> tuple[float, tuple[float, float]]:
+    """Nanoseconds of the host that the hooks of a recording took in all, and the spans and steps filed meanwhile."""
+    total, filed, ended = 0.0, 0.0, 0.0
+    for kind, count in watch.counts.items():
+        if count:
+            cost, spans, steps = _kind(kind, device, watch.own_hook)
+            total, filed, ended = total + count * cost, filed + count * spans, ended + count * steps
+    return total, (filed, ended)
 
 
-def _forward(watch: Watch) -> float:
+@lru_cache(maxsize=32)
+def _kind(kind: str, device: torch.device, own_hook: bool) -> tuple[float, float, float]:
+    """What a hook takes, and the spans and steps that it files."""
+    watch = Watch(Recorder(device=device, base=False))
+    watch.own_hook = own_hook
+    with_hooks, without = _KINDS[kind](watch)
+    with_hooks()
+    spans, steps = watch.recorder.counts()
+    return cold_ns(with_hooks, without), spans, steps
+
+
+def _forward(watch: Watch) -> _Calls:
     plain, seen = nn.Identity(), nn.Identity()
     see(watch, seen)
-    return _difference(lambda: seen(None), lambda: plain(None))
+    return lambda: seen(None), lambda: plain(None)
 
 
-def _backward(watch: Watch) -> float:
+def _backward(watch: Watch) -> _Calls:
     root = torch.ones((), requires_grad=True) * 1
 
     def backward() -> None:
@@ -48,23 +53,23 @@ def _backward(watch: Watch) -> float:
     def seen() -> None:
         watch.around_backward(torch.autograd.backward, root, retain_graph=True)
 
-    return _difference(seen, backward)
+    return seen, backward
 
 
-def _update(watch: Watch) -> float:
+def _update(watch: Watch) -> _Calls:
     optimizer: Any = torch.optim.SGD([torch.ones(1)])
 
     def seen() -> None:
         watch.before_step(optimizer)
         watch.after_step(optimizer)
 
-    return _difference(seen, lambda: None)
+    return seen, None
 
 
-def _exchange(watch: Watch) -> float:
+def _exchange(watch: Watch) -> _Calls:
     nobody = _Nobody()
     group, tensors = noting_group(watch, nobody), [torch.ones(1)]  # type: ignore[arg-type]
-    return _difference(lambda: group.allreduce(tensors), lambda: nobody.allreduce(tensors))
+    return lambda: group.allreduce(tensors), None
 
 
 _KINDS = {"forward": _forward, "backward": _backward, "update": _update, "exchange": _exchange}
@@ -86,15 +91,3 @@ class _Nobody:
         future: Any = torch.futures.Future()
         future.set_result(None)
         return future
-
-
-def _difference(with_hooks: Callable[[], object], without: Callable[[], object]) -> float:
-    rounds = sorted(_time(with_hooks) - _time(without) for _ in range(_ROUNDS))
-    return max(0.0, rounds[_ROUNDS // 2])
-
-
-def _time(call: Callable[[], object]) -> float:
-    begin = time.thread_time_ns()
-    for _ in range(_CALLS):
-        call()
-    return (time.thread_time_ns() - begin) / _CALLS

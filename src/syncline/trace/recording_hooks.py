@@ -30,6 +30,10 @@ class Watch:
         self.recorder, self.every = recorder, every
         self.ddp = False
         """Whether backward passes end with DDP's wait for its buckets."""
+        self.own_hook = False
+        """Whether the buckets go through a comm hook of the user's: then their launches are not seen."""
+        self.computed: Any = None
+        """When the last gradient was there, in the backward pass under way; after it DDP waits for its buckets."""
         self.counts = {"forward": 0, "backward": 0, "update": 0, "exchange": 0}
         """How often each kind of hook has done something: what they cost is counted by it."""
         self.explicit = False
@@ -40,7 +44,6 @@ class Watch:
         """Exchanges that were begun, and those whose end was seen: another thread says so, a little later."""
         self._begin: Any = recorder.mark(STEP)
         self._gap: int = time.perf_counter_ns()
-        self._computed: Any = None
         self._loss_from: Any = None
         self._stepped_from: Any = None
         self._depth = 0
@@ -108,8 +111,8 @@ class Watch:
             return backward(*args, **kwargs)
         recorder = self.recorder
         self._depth += 1
-        self.bucket, self._computed = 0, None
-        hook = self._note_end(args, kwargs) if self.ddp else None
+        self.bucket, self.computed = 0, None
+        hook = self._note_end(args, kwargs) if self.own_hook else None
         start = recorder.mark("backward")
         if self._loss_from is not None:
             recorder.add("forward", "loss", self._loss_from, start)
@@ -121,7 +124,7 @@ class Watch:
             if hook is not None:
                 hook.remove()
             end = recorder.mark("backward")
-            computed = self._computed
+            computed = self.computed
             recorder.add("backward", "backward", start, end if computed is None else computed)
             if computed is not None:
                 recorder.add("backward", RETURNED, computed, end)
@@ -130,7 +133,7 @@ class Watch:
             self.counts["backward"] += 1
 
     def _note_end(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Mark the moment at which the last gradient is there: after it DDP waits for its buckets.
+        """Mark the moment at which the last gradient is there.
 
         What is queued first is called first, and the root's hook comes before all of DDP's.
         """
@@ -140,7 +143,7 @@ class Watch:
             return None
 
         def computed() -> None:
-            self._computed = self.recorder.mark("backward")
+            self.computed = self.recorder.mark("backward")
 
         return root.register_hook(lambda _: after_backward(computed))
 

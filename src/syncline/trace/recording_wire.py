@@ -30,6 +30,8 @@ _COLLECTIVES = (
     ("all_to_all_single", "all-to-all", 1, "input"),
     ("barrier", "barrier", -1, ""),
 )
+_USED = "used parameters"
+"""A bit each, where DDP looks for those that were not."""
 _FORWARDED = (
     "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced",
     "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv", "reduce",
@@ -49,6 +51,7 @@ def see_buckets(watch: Watch, model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             watch.ddp = True
+            watch.own_hook = watch.own_hook or bool(getattr(module, "_comm_hooks", True))
             watch.until_closed(_see_ddp(watch, module))
 
 
@@ -81,10 +84,12 @@ def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
             if not recorder.enabled:
                 return self.inner.allreduce(tensors, options)
             tensor = tensors[0]
-            unit = "used parameters"  # a bit each, where DDP looks for those that are not
+            unit = _USED
             if tensor.is_floating_point() or tensor.is_complex():
                 unit, watch.bucket = f"bucket {watch.bucket}", watch.bucket + 1
             start = recorder.mark("exchange")
+            if unit != _USED:
+                watch.computed = start  # the last bucket goes when the last gradient is there
             work = self.inner.allreduce(tensors, options)
             _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes)
             return work

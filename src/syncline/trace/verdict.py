@@ -24,11 +24,13 @@ def verdict(facts: Facts, causes: Sequence[Cause] = CAUSES) -> tuple[Finding, tu
     found = [finding for finding in found if (finding.recoverable_ms or 0.0) >= MATTERS * facts.step_ms]
     sure = [finding for finding in found if (finding.recoverable_ms or 0.0) > finding.doubt_ms]
     most = max((finding.recoverable_ms or 0.0 for finding in sure), default=0.0)
-    # A host without enough cores makes everything longer: other causes may be its consequences.
     sure.sort(
-        key=lambda f: (f.kind == "oversubscribed" and (f.recoverable_ms or 0.0) > most / 2, f.recoverable_ms or 0.0)
+        key=lambda finding: (
+            finding.leads and (finding.recoverable_ms or 0.0) > most / 2,
+            finding.recoverable_ms or 0.0,
+        ),
+        reverse=True,
     )
-    sure.reverse()
     if sure:
         return sure[0], tuple(sure)
     return _otherwise(facts, found), ()

@@ -16,8 +16,8 @@ Syncline.stepbars = (() => {
     const cells = new Map(rows.map((row) => [`${row[0]} ${row[1]}`, row.slice(2)]));
     const whole = (cell) => cell.reduce((sum, ms) => sum + ms, 0);
     const sums = rows.map((row) => whole(row.slice(2))).sort((a, b) => a - b);
-    // The first step may take a hundred times as long: it is cut off rather than flattening all others.
-    const top = Math.min(sums[sums.length - 1], sums[Math.floor(sums.length * 0.9)] * 1.5) || 1;
+    // The first steps may take a hundred times as long: they are cut off rather than flattening all others.
+    const top = Math.min(sums[sums.length - 1], sums[Math.floor(sums.length / 2)] * 2.2) || 1;
     const height = Math.max(11, Math.min(40, Math.floor(260 / ranks.length)));
     const box = readout(figure.querySelector(".plot"));
     let [current, focused, waiting] = [null, null, false];
