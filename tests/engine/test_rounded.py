@@ -10,8 +10,8 @@ from syncline.engine.rounded import Rounded
 BF16 = cast(torch.bfloat16)
 
 
-def _merges(*sizes, mean=True):
-    return [Merge(torch.randn(size), BF16, mean=mean, own=False) for size in sizes]
+def _merges(*sizes, mean=True, scratch=True):
+    return [Merge(torch.randn(size), BF16, mean=mean, own=False, scratch=scratch) for size in sizes]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -38,6 +38,21 @@ def test_the_sum_is_read_to_where_the_gradients_were_and_the_message_is_used_aga
     assert torch.equal(torch.cat([out.mean for out in outs]), torch.arange(10.0))
     assert message.write(_merges(4, 6), 2).tensor.data_ptr() == sent.data_ptr()
     assert message.write(_merges(4, 7), 2).tensor.numel() == 11
+
+
+def test_what_a_codec_may_still_need_is_not_overwritten():
+    (merge,) = _merges(3, scratch=False)
+    before = merge.tensor.clone()
+    Rounded().write([merge], 2)
+    (out,) = Rounded.read([merge], torch.ones(3).bfloat16())
+    assert torch.equal(out.mean, torch.ones(3))
+    assert torch.equal(merge.tensor, before)
+
+
+def test_messages_of_one_launch_are_apart():
+    messages = Rounded()
+    first, second = (messages.write(_merges(3), 1, key=key).tensor for key in ((1, 0), (1, 1)))
+    assert first.data_ptr() != second.data_ptr()
 
 
 @pytest.mark.parametrize(

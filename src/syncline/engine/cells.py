@@ -144,6 +144,7 @@ class Course:
         self.cells, self.where, self._rounded = cells, where, rounded
         self.results: list[Result | None] = [None] * len(cells)
         self._runs: list[Any] = []
+        self._round = 0
         self._plan: list[tuple[list[int], list[Request]]] = []
 
     def start(self, grads: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> list[Request]:
@@ -179,13 +180,14 @@ class Course:
             else:
                 waiting.append((place, self._spared(self.cells[place].codec, item)))
         self._plan = _fuse(waiting)
-        return [self._together(requests) for _, requests in self._plan]
+        self._round += 1
+        return [self._together(requests, number) for number, (_, requests) in enumerate(self._plan)]
 
-    def _together(self, requests: Sequence[Request]) -> Request:
+    def _together(self, requests: Sequence[Request], number: int) -> Request:
         merges = self._to_round(requests)
         if merges:
             assert self._rounded is not None
-            return self._rounded.write(merges, self.where.world)
+            return self._rounded.write(merges, self.where.world, key=(self._round, number))
         return _together(requests)
 
     def _share_out(self, requests: Sequence[Request], got: Any) -> list[Any]:
@@ -207,7 +209,7 @@ class Course:
         """Without feedback nobody asks what a rank's share came to, and the local gradient is not needed again."""
         if not isinstance(request, Merge) or codec.feedback or not request.coder.adds:
             return request
-        return replace(request, own=False, scratch=codec.definition.name == "none" and codec.tail is None)
+        return replace(request, own=False, scratch=codec.definition.name in ("none", "bf16") and codec.tail is None)
 
 
 def _fuse(waiting: Sequence[tuple[int, Request]]) -> list[tuple[list[int], list[Request]]]:

@@ -3,7 +3,7 @@
 The plain way makes three fresh tensors a message (joined, rounded, widened), and fresh memory is dear on a CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,37 +26,40 @@ _AS_IT_IS = coder(_same, _alone, adds=True)
 
 
 class Rounded:
-    """A launch's message. One launch is in flight once at a time, so its memory can be used again."""
+    """A launch's messages. One launch is in flight once at a time, so their memory can be used again."""
 
     def __init__(self) -> None:
-        self._message: Tensor | None = None
+        self._messages: dict[Hashable, Tensor] = {}
 
     @staticmethod
     def takes(merge: Merge) -> bool:
-        """Whether this is a gradient to be sent as bfloat16 that nobody needs any more once it was sent."""
+        """Whether this is to be sent as bfloat16, and nobody asks for this rank's share."""
         plain = merge.tensor.dtype == torch.float32 and merge.tensor.device.type == "cpu"
         return plain and not merge.own and merge.coder.writes(torch.bfloat16)
 
-    def write(self, merges: Sequence[Merge], world: int) -> Merge:
-        """The request that carries all of these; to be summed as it is."""
+    def write(self, merges: Sequence[Merge], world: int, *, key: Hashable = 0) -> Merge:
+        """The request that carries all of these; to be summed as it is. Messages of one launch differ by their key."""
         sizes = [merge.tensor.numel() for merge in merges]
-        if self._message is None or self._message.numel() != sum(sizes):
-            self._message = torch.empty(sum(sizes), dtype=torch.bfloat16)
+        message = self._messages.get(key)
+        if message is None or message.numel() != sum(sizes):
+            message = self._messages[key] = torch.empty(sum(sizes), dtype=torch.bfloat16)
         share = 1 / world if merges[0].mean else 1.0
         late = share == 1 or halves_exactly(world)
-        for merge, piece in zip(merges, self._message.split(sizes), strict=True):
+        for merge, piece in zip(merges, message.split(sizes), strict=True):
             if late:
                 piece.copy_(merge.tensor)
             else:
                 torch.mul(merge.tensor, share, out=piece)
         if late and share != 1:
-            self._message.mul_(share)
-        return Merge(self._message, _AS_IT_IS, mean=False, own=False, scratch=True)
+            message.mul_(share)
+        return Merge(message, _AS_IT_IS, mean=False, own=False, scratch=True)
 
     @staticmethod
     def read(merges: Sequence[Merge], total: Tensor) -> list[Out]:
-        """The answers, each in the memory of what was asked."""
+        """The answers, each in the memory of what was asked if that may be overwritten."""
         pieces = total.split([merge.tensor.numel() for merge in merges])
-        for merge, piece in zip(merges, pieces, strict=True):
-            merge.tensor.copy_(piece)
-        return [Out(merge.tensor, merge.tensor) for merge in merges]
+        means = [
+            merge.tensor.copy_(piece) if merge.scratch else piece.float()
+            for merge, piece in zip(merges, pieces, strict=True)
+        ]
+        return [Out(mean, mean) for mean in means]

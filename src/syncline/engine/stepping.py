@@ -177,8 +177,10 @@ class Stepper:
     def _whole(self, optimizer: Any, original: Callable[..., Any]) -> Any:
         sync = self._sync
         sync.wait()
-        with sync.recorder.span("update", unit="all"):
-            result = original()
+        recorder = sync.recorder
+        begin, step = recorder.mark("update"), recorder.step  # a recording counts the step as soon as it was taken
+        result = original()
+        recorder.add("update", "update", begin, recorder.mark("update"), unit="all", step=step)
         self.stepped_whole(optimizer)
         return result
 

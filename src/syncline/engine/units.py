@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from syncline._compat import storage_users
 from syncline.codecs import build
 from syncline.engine.cells import States, cells_of
 from syncline.engine.flow import Launch
@@ -88,6 +89,9 @@ class UnitRun:
                 continue
             if grad.layout != torch.strided:
                 raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
+            if storage_users(grad) > 1:
+                # Autograd may give one memory to several gradients, or read it once more; ours is overwritten.
+                grad.data = grad.detach().clone()
             again = again and grad is slot.grad
             slot.grad = grad
             self.grads.append(grad.detach())
