@@ -7,7 +7,7 @@ import pytest
 from syncline.bench import recorder
 from syncline.errors import UsageError
 
-TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
+TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "1", "--steps", "2")
 
 
 def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_path, capsys):
@@ -20,7 +20,12 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
     for row in result["rows"]:
         assert row["way"] in shown
         assert {"step", "cpu", "thread"} == set(row["ratio"])
-        assert row["ratio"]["step"]["repetitions"] == 2
+        assert row["ratio"]["step"]["repetitions"] == 1
+        sampled = row["sampled"]
+        assert sampled["every"] > 1  # steps are short
+        assert sampled["steps"] == 2 * sampled["every"]
+        assert sampled["ratio"]["step"]["repetitions"] == sampled["rounds"] == 1
+        assert f"1 in {sampled['every']}" in shown
         assert 0 < row["counted_share"] < 1
         assert row["spans_per_step"] > 4
         assert set(row["partition_error"]["ranks"]) == {"0", "1"}
@@ -30,10 +35,10 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
 
 def test_ratios_are_of_one_round_and_errors_of_each_rank():
     def seen(on, off):
-        return {
-            "on": dict.fromkeys(("step", "cpu", "thread"), on),
-            "off": dict.fromkeys(("step", "cpu", "thread"), off),
-        }
+        times = ("step", "cpu", "thread")
+        made = {"on": dict.fromkeys(times, on), "off": dict.fromkeys(times, off)}
+        made |= {"sampled": dict.fromkeys(times, off), "sampled_off": dict.fromkeys(times, off)}
+        return made | {"every": 4, "sampled_steps": 8}
 
     records = [{"ways": {"ddp": seen([2.0, 4.0], [1.0, 2.0])}}, {"ways": {"ddp": seen([3.0, 3.0], [3.0, 3.0])}}]
     facts = {"overhead_ns_per_step": 20_000.0, "spans_per_step": 9.0}
@@ -41,6 +46,8 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
     row = recorder.row("ddp", records, traces)
     assert row["ratio"]["step"]["median"] == pytest.approx((2.5 / 2 + 3.5 / 2.5) / 2)
     assert row["step_ms"]["off"]["median"] == 2.25
+    assert {key: row["sampled"][key] for key in ("every", "steps", "rounds")} == {"every": 4, "steps": 8, "rounds": 2}
+    assert row["sampled"]["ratio"]["step"]["median"] == 1.0
     assert row["counted_share"] == pytest.approx(0.02 / 2.25)
     assert row["partition_error"]["ranks"]["0"] == {"worst": 0.0, "median": 0.0}
     assert row["partition_error"]["worst"] == pytest.approx(0.1)

@@ -1,7 +1,8 @@
-"""`syncline trace export`, in this process; the run is made by the command line itself."""
+"""`syncline trace export` and the other actions on bad input, in this process; a run is made by the command line."""
 
 import gzip
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from forked import call
 
+from syncline.cli.execute import print_json
 from syncline.cli.main import main
 from syncline.trace import Span
 from syncline.trace.clocks import Clock
@@ -18,6 +20,7 @@ from syncline.trace.merge import Part
 from syncline.trace.rankfile import file_name, write_part
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
+import diff_traces
 from chrome_checker import check
 
 SPANS = [
@@ -120,3 +123,127 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, invoke, args, message):
     assert done.code == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+
+
+COMMANDS = {"analyze": (), "view": ("-o", "page.html"), "export": ("-o", "out.json")}
+"""Actions that take one trace, and options so that they write beside nothing."""
+
+
+@pytest.fixture
+def simulate(monkeypatch, capfd, invoke):
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["syncline", "simulate", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    return run
+
+
+def several(folder, **options):
+    """A run folder with three runs, the second without anything in its trace."""
+    for name in "abc":
+        (folder / "runs" / name).mkdir(parents=True)
+        write_chrome_trace(diff_traces.trace(**options), folder / "runs" / name / "trace.json.gz")
+    (folder / "runs" / "b" / "trace.json.gz").write_bytes(b"")
+
+
+def test_what_may_not_be_read_is_one_line(tmp_path, invoke, simulate, monkeypatch):
+    """Whoever runs the tests may read everything, so the system's answer is made up."""
+    (tmp_path / "secret").mkdir()
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    for name in ("is_file", "is_dir", "iterdir"):
+        monkeypatch.setattr(Path, name, refuse)
+    for done in (*(invoke(action, "secret", *more) for action, more in COMMANDS.items()), simulate("--from", "secret")):
+        assert done.code == 2
+        assert done.err.startswith("syncline: '")
+        assert done.err.endswith("Permission denied\n")
+        assert len(done.err.splitlines()) == 1
+
+
+def test_names_that_are_too_long_are_one_line(tmp_path, invoke, simulate):
+    long = "x" * 300
+    write_chrome_trace(diff_traces.trace(), tmp_path / "trace.json.gz")
+    found = [invoke(action, long, *more) for action, more in COMMANDS.items()]
+    found += [invoke(action, "trace.json.gz", "-o", long) for action in ("view", "export")]
+    found += [invoke("diff", "trace.json.gz", long), simulate("--from", long)]
+    for done in found:
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+        assert "File name too long" in done.err
+
+
+def test_an_error_that_is_not_the_users_is_not_hidden(tmp_path, invoke, monkeypatch):
+    def broken(*args, **kwargs):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr("syncline.cli.trace_export.find", broken)
+    monkeypatch.setattr(sys, "argv", ["syncline", "trace", "export", "x"])
+    with pytest.raises(ConnectionResetError):
+        main()
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_among_ranks_files_is_not_waited_for(tmp_path, invoke):
+    (tmp_path / "spans").mkdir()
+    os.mkfifo(tmp_path / "spans" / file_name(0))
+    done = invoke("analyze", "spans")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert f"{file_name(0)} is no file" in done.err
+    write_part(Part(1, SPANS[2:], "b", Clock()), tmp_path / "spans", world_size=2)
+    assert f"note: {file_name(0)} is no file: rank 0 is left out" in invoke("export", "spans").out
+
+
+def test_names_in_a_trace_reach_no_terminal_as_they_are(tmp_path, invoke, simulate):
+    evil = "\x1b[2J\x1b]0;evil\x07\udcff\nverdict: fine"
+    about = {"strategy": evil, "world_size": 2, "notes": [evil]}
+    write_chrome_trace(diff_traces.trace(units=(evil, "b")), tmp_path / "trace.json.gz", metadata=about)
+    found = [invoke(action, "trace.json.gz", *more) for action, more in COMMANDS.items()]
+    found += [invoke("diff", "trace.json.gz", "trace.json.gz"), simulate("--from", "trace.json.gz")]
+    for done in found:
+        assert (done.code, done.err) == (0, "")
+        assert not set("\x1b\x07\udcff") & set(done.out)
+    assert "\nverdict: fine" not in found[0].out
+    refused = invoke("analyze", "no\x1b[2Jwhere")
+    assert (refused.code, "\x1b" in refused.err) == (2, False)
+
+
+def test_one_bad_run_does_not_stop_the_others(tmp_path, invoke):
+    several(tmp_path)
+    done = invoke("analyze", ".")
+    assert (done.code, done.err) == (0, "")
+    assert "note: b is left out: " in done.out
+    told = json.loads(invoke("analyze", ".", "--json").out)
+    assert [row["source"] for row in told["runs"]] == ["runs/a/trace.json.gz", "runs/c/trace.json.gz"]
+    assert told["notes"][0].startswith("b is left out: ")
+    shown = invoke("view", ".")
+    assert (shown.code, shown.err) == (0, "")
+    assert "note: b is left out: " in shown.out
+    text = (tmp_path / "timeline.html").read_text()
+    assert "b is left out: " in text
+    assert text.count('id="trace-') == 2
+    for name in "ac":
+        (tmp_path / "runs" / name / "trace.json.gz").write_bytes(b"")
+    for action in ("analyze", "view"):
+        done = invoke(action, ".")
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+        assert "none of the 3 runs" in done.err
+
+
+def test_results_of_something_else_do_not_stop_an_analysis(tmp_path, invoke):
+    for place in ("out/today", "runs/ddp"):
+        (tmp_path / place).mkdir(parents=True)
+        write_chrome_trace(diff_traces.trace(), tmp_path / place / "trace.json.gz")
+    (tmp_path / "results.json").write_text('{"accuracy": 0.9}')
+    elsewhere, beside = (invoke("analyze", f"{place}/trace.json.gz") for place in ("out/today", "runs/ddp"))
+    assert (elsewhere.code, elsewhere.err, "results" in elsewhere.out) == (0, "", False)
+    assert (beside.code, beside.err) == (0, "")
+    assert "note: the run's results are not used: " in beside.out
+
+
+def test_json_has_no_numbers_that_json_does_not_have(capsys):
+    print_json({"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5]}

@@ -14,7 +14,10 @@ import pytest
 from forked import Forked
 
 from syncline.cli.main import main
+from syncline.trace import Span
+from syncline.trace.analysis import analyze
 from syncline.trace.rankfile import file_name
+from syncline.trace.source import find
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import trace_samples as traced
@@ -53,6 +56,31 @@ def test_the_page_lies_beside_the_trace(tmp_path, invoke):
     traced.write(tmp_path, "ring", traced.spans(), world=2)
     assert "timeline: timeline.html" in invoke(".").out
     assert (tmp_path / "timeline.html").read_text().count('id="trace-') == 2, "all runs of the folder"
+
+
+def test_chosen_steps_are_those_of_the_analysis(tmp_path, invoke):
+    """The exchange and the update of a step end in the next one: they are there without the step itself."""
+    made = []
+    for rank in (0, 1):
+        for step in range(12):
+            at = step * 100 * traced.MS
+            for lane, unit, begin, end in (
+                ("step", "", 0, 100), ("update", "u", 40, 45), ("forward", "", 45, 60), ("backward", "", 60, 100)
+            ):  # fmt: skip
+                made.append(Span(rank, lane, lane, unit, step, at + begin * traced.MS, at + end * traced.MS))
+            made.append(Span(rank, "exchange", "all-reduce", "u", step, at + 95 * traced.MS, at + 140 * traced.MS, 10))
+    file = traced.write(tmp_path, "engine", made, world=2)
+    assert invoke(file, "-o", "page.html", "--steps", "8:10").code == 0
+    data = json.loads(re.search(r'id="trace-0">(.*?)</script>', (tmp_path / "page.html").read_text(), re.S)[1])
+    source = find(file)
+    told = analyze(source.spans, metadata=source.metadata, steps=(8, 10))
+    assert {step for _, step, *_ in data["steps"]} == {8, 9}
+    assert [row[2:] for row in data["steps"]] == [
+        [round(value, 4) for value in row["breakdown_ms"].values()] for row in told.per_step
+    ]
+    assert told.per_step[0]["breakdown_ms"]["exposed_exchange"] == pytest.approx(40)
+    shown = sum(row[3] for row in data["spans"]["rows"])
+    assert shown == 2 * (2 * 5 + 1), "the spans of two steps and the exchange of the one before"
 
 
 def test_traces_of_others_are_shown(tmp_path, invoke):

@@ -123,6 +123,26 @@ def test_a_trace_that_cannot_be_read_is_named_and_the_page_is_made(
     assert "syncline trace view" in traces(samples.results(), tmp_path).notes[0]
 
 
+def test_whatever_goes_wrong_with_one_trace_the_page_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ddp", "ring"):
+        traced.write(tmp_path, name, traced.spans())
+    make = panel
+
+    def odd(source: Source, **options: Any) -> Any:
+        return make(source, **options) if options["label"] == "ddp" else {}["x"]
+
+    monkeypatch.setattr("syncline.report.traces.panel", odd)
+    write_html(samples.results(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "ring has no timeline: KeyError" in text
+    assert text.count('id="trace-') == 1
+
+
+def test_a_prediction_of_too_many_digits_is_none(tmp_path: Path) -> None:
+    made = panel(Source(tmp_path, traced.spans(), {"prediction_ms": 10**400}, ()), label="x")
+    assert [bar.name for bar in made.bars if bar.name == "predicted"] == []
+
+
 def test_a_trace_without_steps_still_has_a_timeline() -> None:
     bare = [span for span in traced.spans() if span.lane != "step"]
     made = panel(Source(Path("x"), bare, {}, ("a note",)), label="x")

@@ -164,6 +164,13 @@ def test_a_trace_that_cannot_be_replayed_says_so():
         Replay(barrier(), first=1).ask("no-stragler")
     with pytest.raises(UsageError, match="above 0"):
         Replay(barrier(), first=1).ask("0x")
+    for odd in ("1.2.3x", ".x", "x", "1ex", "\u0663x"):
+        with pytest.raises(UsageError, match="unknown question"):
+            Replay(barrier(), first=1).ask(odd)
+    for far in ("1e999x", "1e-300x"):
+        with pytest.raises(UsageError, match="name a factor"):
+            Replay(barrier(), first=1).ask(far)
+    assert Replay(barrier(), first=1).ask("bandwidth=2.x").says == Replay(barrier(), first=1).ask("20e-1X").says
 
 
 def test_times_of_a_calendar_are_replayed_too():

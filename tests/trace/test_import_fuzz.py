@@ -1,17 +1,28 @@
 """Damaged and hostile traces: a usage error or a result that the analysis takes, and never long."""
 
 import gzip
+import json
 import re
 import time
+from dataclasses import replace
 
+import diff_traces
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_files import GLOO, HOROVOD
 
 from syncline.errors import UsageError
+from syncline.report.panels import panel
+from syncline.sim.replay import Replay
 from syncline.trace import Limits, Span, load, overlap, partition, split_waits
+from syncline.trace.analysis import analyze
+from syncline.trace.diff import diff, side
 from syncline.trace.export import chrome_trace
+from syncline.trace.merge import Part
+from syncline.trace.metadata import sane
+from syncline.trace.rankfile import merge_folder, write_part
+from syncline.trace.source import find
 
 ODD = [b"1e999", b"NaN", b"-1", b"1" + b"0" * 400, b'"x"', b"null", b"[]", b"{}", b"[[]]", b"true", b"9e15", b""]
 NUMBER = re.compile(rb"-?\d+(\.\d+)?")
@@ -32,6 +43,31 @@ def _ours():
 
 
 SAMPLES = {"torch.profiler": _small_kineto(), "horovod": HOROVOD.read_bytes(), "syncline": _ours()}
+
+
+HUGE = 10**400
+TOLD = {
+    "strategy": "ddp", "world_size": 2, "backend": "gloo", "bandwidth": 1e9, "prediction_ms": 20.0,
+    "clock_error_ns": 5, "usage": {"0": [[step, 10**7, 10**5] for step in range(12)]}, "cores": {"h": 2},
+    "hosts": {"0": "h", "1": "h"}, "recorder": {"dropped": 0, "every": 1, "overhead_ns_per_step": 9.5},
+}  # fmt: skip
+SPANS = diff_traces.trace(steps=12)
+WHOLE = json.dumps(chrome_trace(SPANS, metadata=TOLD)).encode()
+
+
+def told(path):
+    """Everything that the commands make of a trace of ours; numbers in it are such that JSON has."""
+    source = find(path)
+    found = analyze(source.spans, metadata=source.metadata, notes=source.notes).as_json("x")
+    made = panel(source, label="x")
+    mine = side(source.spans, metadata=source.metadata)
+    between = [diff(*two) for two in ((mine, side(SPANS)), (side(SPANS), mine))]
+    json.dumps([found, made.data, [(bar.ms, bar.width) for bar in made.bars]], allow_nan=False)
+    assert [one.sentence for one in between]
+    json.dumps([one.as_json() for one in between], allow_nan=False)
+    replay = Replay(source.spans, first=1)
+    json.dumps([replay.error, [replay.ask(what).steps.median for what in ("2x", "no-straggler")]], allow_nan=False)
+    return found
 
 
 def check(path, data):
@@ -107,3 +143,81 @@ def test_text_of_json_characters_never_crashes(tmp_path_factory, text, start):
 
 
 PACKED = gzip.compress(SAMPLES["torch.profiler"])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.sampled_from(ODD)), min_size=1, max_size=4), st.booleans())
+def test_no_number_in_a_trace_of_ours_stops_a_command(tmp_path_factory, places, in_head):
+    data = WHOLE
+    for at, number in places:
+        found = NUMBER.search(data, at % data.index(b"traceEvents") if in_head else at)
+        if found:
+            data = data[: found.start()] + number + data[found.end() :]
+    path = tmp_path_factory.getbasetemp() / "whole.json"
+    path.write_bytes(data)
+    message = ""
+    try:
+        told(path)
+    except UsageError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bandwidth": HUGE},
+        {"bandwidth": 1e-308},
+        {"bandwidth": True},
+        {"prediction_ms": HUGE},
+        {"prediction_ms": -1},
+        {"prediction_ms": float("inf")},
+        {"usage": {"0": [[step, HUGE, HUGE] for step in range(12)]}},
+        {"strategy": ["ddp"], "world_size": HUGE},
+        {"origin_ns": HUGE, "clock_error_ns": float("nan"), "recorder": {"dropped": HUGE}, "cores": {"h": HUGE}},
+    ],
+)
+def test_what_cannot_be_in_the_metadata_is_passed_over(tmp_path, wrong):
+    (tmp_path / "t.json").write_text(json.dumps(chrome_trace(SPANS, metadata={**TOLD, **wrong})))
+    found = told(tmp_path / "t.json")
+    assert found["world_size"] == 2
+    assert found["step_ms"]["median"] == pytest.approx(20, abs=2)
+
+
+def test_sound_metadata_stays_as_it_is():
+    assert sane({**TOLD, "more": [1, {"a": None}]}) == {**TOLD, "more": [1, {"a": None}]}
+    assert sane([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bytes", HUGE), ("bytes", -1), ("step", HUGE), ("step", -HUGE)],
+    ids=["huge", "negative", "far", "long ago"],
+)
+def test_spans_with_numbers_that_cannot_be_are_left_out(tmp_path, field, value):
+    content = chrome_trace(SPANS, metadata=TOLD)
+    odd = [event for event in content["traceEvents"] if event.get("cat") == "exchange" and event["args"]["step"] == 5]
+    for event in odd:
+        event["args"][field] = value
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    assert len(find(tmp_path / "t.json").spans) == len(SPANS) - len(odd)
+    told(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("odd", [{"bytes": HUGE}, {"step": HUGE}])
+def test_a_row_of_a_rank_file_with_such_a_number_ends_it(tmp_path, odd):
+    good = [span for span in SPANS if span.rank == 0]
+    write_part(Part(0, [*good, replace(good[0], **odd)], "h", None), tmp_path, world_size=1)
+    merged = merge_folder(tmp_path)
+    assert len(merged.spans) == len(good)
+    assert "is broken in line" in merged.notes[0]
+
+
+def test_steps_of_no_length_are_a_usage_error_or_unknown():
+    still = [Span(s.rank, s.lane, s.name, s.unit, s.step, s.step, s.step, s.bytes) for s in SPANS]
+    with pytest.raises(UsageError, match="take no time"):
+        Replay(still, first=1)
+    found = diff(side(still), side(SPANS))
+    assert (found.kind, found.exit_code) == ("unknown", 2)
+    assert "steps of A take no time" in found.as_json()["verdict"]["sentence"]
+    assert diff(side(SPANS), side(still)).kind == "faster"

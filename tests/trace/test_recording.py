@@ -81,7 +81,8 @@ def test_only_each_nth_step_is_recorded(tmp_path, kind):
     assert source.metadata["recorder"]["every"] == 3
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 3, 6]
-        assert {s.step for s in spans_of(source, rank, "forward")} <= {0, 3, 6}
+        if kind == "ddp":  # an engine is watched in the steps before and behind, too
+            assert {s.step for s in spans_of(source, rank, "forward")} <= {0, 3, 6}
         assert [row[0] for row in source.metadata["usage"][str(rank)]] == [0, 3, 6]
         assert sum(s.bytes for s in spans_of(source, rank, "exchange", 3)) == LAYERS * LAYER_BYTES
 
@@ -118,7 +119,7 @@ def test_a_rank_that_does_not_come_is_left_out(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path / "zero"), 0)
     assert (zero, one) == (str(tmp_path / "zero" / "trace.json.gz"), None)
     source = find(tmp_path / "zero")
-    assert source.notes == ("rank 1 did not come in time: it is left out",)
+    assert "rank 1 did not come in time: it is left out" in source.notes
     assert {s.rank for s in source.spans} == {0}
 
 

@@ -246,7 +246,7 @@ def test_what_follows_ddps_wait_is_backward_again():
         Span(0, "backward", RETURNED, "", 0, 10, 30),
         Span(0, "exchange", "all-reduce", "bucket 0", 0, 5, 25),
         Span(0, "step", "step", "", 0, 0, 40),
-        Span(0, "exchange", "all-reduce", "bucket 0", 1, 41, 45),
+        Span(0, "exchange", "all-reduce", "bucket 0", 2, 41, 45),
     ]
     made = settled(spans, sampled=False)
     assert [(s.start, s.end) for s in made if s.name == "unpack"] == [(25, 30)]

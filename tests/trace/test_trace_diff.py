@@ -71,6 +71,38 @@ def test_one_slow_step_is_no_regression():
     assert max(row[0] for row in told.b.rows) > 900
 
 
+def slowed(spans, chosen, *, more=0.0, times=1.0):
+    """The same steps, `chosen` ones with so many ms more of forward, all so many times as long."""
+    at, rows = {}, []
+    for span in sorted((s for s in spans if s.lane == "step"), key=lambda s: s.step):
+        begin = at.get(span.rank, 0.0)
+        at[span.rank] = end = begin + (span.end - span.start) / 1e6 * times + more * chosen(span.step)
+        rows += [diff_traces.span(span.rank, lane, span.step, begin, end) for lane in ("step", "forward")]
+    return rows
+
+
+@pytest.mark.parametrize("every", [5, 8, 10])
+def test_a_slow_step_in_ten_is_a_regression(every):
+    one, other = (diff_traces.trace(seed=seed, steps=100) for seed in (10, 11))
+    told = diff(side(slowed(one, lambda step: False)), side(slowed(other, lambda step: step % every == 4, more=100)))
+    assert (told.kind, told.exit_code) == ("slower", 1)
+    assert told.slow_steps.difference_ms > told.step.difference_ms
+    if every == 10:
+        assert "slower in some steps" in told.sentence
+        assert abs(told.step.difference_ms) < 1
+    assert diff(told.b, told.a).exit_code == 0
+
+
+def test_a_stray_step_hides_no_regression():
+    one, other = (diff_traces.trace(seed=seed, steps=60) for seed in (12, 13))
+    before = side(slowed(one, lambda step: step == 20, more=600))
+    assert diff(before, side(slowed(other, lambda step: False, times=1.2))).exit_code == 1
+    assert (
+        diff(side(slowed(one, lambda step: False)), side(slowed(other, lambda step: step == 20, more=600))).kind
+        == "same"
+    )
+
+
 def test_too_few_steps_cannot_be_told():
     told = diff(made(steps=30), made(steps=FEWEST))
     assert (told.kind, told.exit_code, told.step.interval_ms) == ("unknown", 2, None)
@@ -104,7 +136,8 @@ def test_it_is_the_same_every_time_and_plain_data():
     assert json.loads(json.dumps(told[0])) == told[0]
     assert told[0]["format"] == FORMAT
     assert set(told[0]) == {
-        "format", "verdict", "confidence", "threshold", "a", "b", "step", "phases", "units", "notes"
+        "format", "verdict", "confidence", "threshold", "a", "b", "step", "slow_steps", "phases", "units",
+        "notes",
     }  # fmt: skip
     assert set(told[0]["step"]) == {"a_ms", "b_ms", "interval_ms", "difference_ms", "ratio", "significant"}
     assert set(told[0]["a"]) == {

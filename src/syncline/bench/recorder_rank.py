@@ -9,14 +9,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.bench.overhead_rank import Setting, Way, joined, synchronise
+from syncline.bench.overhead_rank import Setting, Way, joined
 from syncline.cluster.launch import Place, Report
+from syncline.trace.recorder import process_recorder
 from syncline.trace.recording import start
+from syncline.trace.spacing import spacing
 
 LEAD = {"cpu": 1, "cuda": 3}
 """Steps of a block that do not count. On CUDA, what an attached model leaves in flight is then as it will be."""
 SETTLED = 18
 """Steps after which an attached model has its plan, and has looked at the link."""
+SAMPLED_S = {"cpu": 40.0, "cuda": 10.0}
+"""About how long a way is trained with sampling and, in turn, without recording; two rounds at the least."""
 
 
 @dataclass
@@ -29,53 +33,84 @@ class Blocks:
 
 
 def run_rank(place: Place, payload: tuple[Setting, str, str], report: Report) -> dict[str, Any]:
-    """Train each way with the recorder on and off; returns plain records by way, `on` and `off`."""
+    """Train each way, first with every step recorded and then with as few as by default; plain records by way.
+
+    One way after the other: an engine in the process makes every recording watch more steps.
+    """
     setting, store, folder = payload
+    records, tensors = {}, 0
     with joined(setting, place, store) as device:
-        ways = []
         for name in setting.ways:
             way = Way(name, setting, device)
             for _ in range(max(setting.warm_up, SETTLED if way.sync is not None else 0)):
                 way.step()
             way.settle()
-            ways.append(way)
             report(f"{name}: warm")
-        records = {way.name: {"on": Blocks(), "off": Blocks()} for way in ways}
-        for number in range(setting.blocks):
-            for way in ways:
-                # In turn, so that a drift of the machine is nobody's.
-                for on in (True, False) if number % 2 else (False, True):
-                    path = trace_file(folder, way.name, number) if on else None
-                    _block(way, records[way.name]["on" if on else "off"], setting.steps, device, path)
-            report(f"block {number + 1} of {setting.blocks}")
-        for way in ways:
+            records[name] = _way(way, setting, device, folder, report)
+            tensors = len(way.parameters)
             if way.sync is not None:
                 way.sync.close()
-        dist.barrier()
-        tensors = len(ways[0].parameters)
-    plain = {name: {kind: vars(blocks) for kind, blocks in both.items()} for name, both in records.items()}
-    return {"ways": plain, "tensors": tensors}
+            dist.barrier()
+    return {"ways": records, "tensors": tensors}
 
 
 def trace_file(folder: str, way: str, number: int) -> Path:
-    """Where the trace of a way's block lies."""
+    """Where the trace of a way's block lies in which every step was recorded."""
     return Path(folder) / f"{way}-{number}.json.gz"
 
 
-def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Path | None) -> None:
+def _way(way: Way, setting: Setting, device: torch.device, folder: str, report: Report) -> dict[str, Any]:
+    kinds = ("on", "off", "sampled", "sampled_off")
+    blocks = {kind: Blocks() for kind in kinds}
+    every = 1
+    for number in range(setting.blocks):
+        # In turn, so that a drift of the machine is nobody's.
+        for kind in kinds[:2] if number % 2 else kinds[1::-1]:
+            path = trace_file(folder, way.name, number) if kind == "on" else None
+            _block(way, blocks[kind], setting.steps, device, path)
+            if path is not None and not number:
+                every = _agreed(_default(way, blocks[kind], device), device)
+        report(f"{way.name}: block {number + 1} of {setting.blocks}")
+    steps = max(setting.steps, 2 * every)
+    steps -= steps % every  # else there were more recorded steps in some blocks than in others
+    step_s = sum(blocks["off"].step) / len(blocks["off"].step) / 1e3
+    fitting = int(SAMPLED_S[setting.device] / (2 * steps * step_s))
+    rounds = _agreed(max(min(2, setting.blocks), min(setting.blocks, fitting)), device)
+    for number in range(rounds):
+        for kind in kinds[2:] if number % 2 else kinds[:1:-1]:
+            path = Path(folder) / f"{way.name}-sampled.json.gz" if kind == "sampled" else None
+            _block(way, blocks[kind], steps, device, path, every=every)
+        report(f"{way.name}: each {every}. step, block {number + 1} of {rounds}, of {steps} steps")
+    return {kind: vars(one) for kind, one in blocks.items()} | {"every": every, "sampled_steps": steps}
+
+
+def _default(way: Way, recorded: Blocks, device: torch.device) -> int:
+    """What the recorder itself would choose, by the recording that has just ended."""
+    spans, steps = process_recorder(device, engine=False).counts()
+    return spacing(spans=spans / steps, step_ns=recorded.step[-1] * 1e6, engine=way.sync is not None)
+
+
+def _agreed(number: int, device: torch.device) -> int:
+    """Rank 0's number."""
+    told = torch.tensor([number], device=device)
+    dist.broadcast(told, 0)
+    return int(told.item())
+
+
+def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Path | None, *, every: int = 1) -> None:
     """From the end of a step to the end of another: what the recorder calls steps, timed without it."""
     gc.collect()
-    recording = start(path, model=way.module, optimizer=way.optimizer) if path is not None else None
+    recording = start(path, model=way.module, optimizer=way.optimizer, every=every) if path is not None else None
     dist.barrier()
     for _ in range(LEAD[device.type]):
         way.optimizer.zero_grad()
         way.until_stepped()
-    synchronise(device)
+    _step_done(device)
     wall, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
     for _ in range(steps):
         way.optimizer.zero_grad()
         way.until_stepped()
-    synchronise(device)
+    _step_done(device)
     blocks.step.append((time.perf_counter() - wall) * 1e3 / steps)
     blocks.cpu.append((time.process_time() - cpu) * 1e3 / steps)
     blocks.thread.append((time.thread_time() - thread) * 1e3 / steps)
@@ -83,3 +118,9 @@ def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Pat
     way.settle()
     if recording is not None:
         recording.stop()
+
+
+def _step_done(device: torch.device) -> None:
+    """Where the recorder's mark of a step lies: an attached model has exchanges in flight on other streams there."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from syncline.report.figures import one_line, printable
 from syncline.report.scaling import Curve, StartUp
 from syncline.trace.analysis import Analysis
 from syncline.trace.criticalpath import Piece
@@ -44,19 +45,25 @@ def one_run(console: Console, told: Analysis, source: str, *, top: int, start: S
         _line(console, f"note: {note}")
 
 
-def several_runs(console: Console, found: Mapping[str, Analysis], scaling: Sequence[Curve], folder: Path) -> None:
-    """A row a run, each with its verdict, and how a strategy scales."""
+def several_runs(
+    console: Console, found: Mapping[str, Analysis], scaling: Sequence[Curve], folder: Path, *, notes: Sequence[str]
+) -> None:
+    """A row a run, each with its verdict, how a strategy scales, and what is missing."""
     phases = _seen(told.breakdown for told in found.values()) if console.width >= _WIDE else []
     table = _table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
     for name, told in found.items():
         shares = [_percent(told.breakdown[phase]) for phase in phases]
-        table.add_row(Text(name), str(told.world_size), _ms(told.step_ms["median"]), *shares, told.verdict.kind)
+        table.add_row(
+            Text(printable(name)), str(told.world_size), _ms(told.step_ms["median"]), *shares, told.verdict.kind
+        )
     console.print(table)
     for name, told in found.items():
         _line(console, f"{name}: {_sentence(told.verdict)}")
     for curve in scaling:
         console.print()
         console.print(_scaling(curve))
+    for note in notes:
+        _line(console, f"note: {note}")
     _line(console, f"more on one of them: syncline trace analyze {folder} --run {next(iter(found))}")
 
 
@@ -149,7 +156,7 @@ def _units(told: Analysis, top: int, *, wide: bool) -> Table:
         rate = f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"
         extra = (_ms(unit.ready_ms), _ms(unit.wait_ms), rate) if wide else ()
         times = (unit.launch_ms, unit.end_ms, unit.transfer_ms, unit.exposed_ms)
-        table.add_row(Text((unit.unit or unit.name) + repeats), size, *map(_ms, times), *extra)
+        table.add_row(Text(one_line(unit.unit or unit.name) + repeats), size, *map(_ms, times), *extra)
     return table
 
 
@@ -218,7 +225,9 @@ def _scaling(curve: Curve) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     table.padding = (0, 1, 0, 0)
     for place, name in enumerate(columns):
         if place == 0:
@@ -229,7 +238,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _line(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=not console.is_terminal)
+    # A line is one line: names of others may hold anything.
+    console.print(Text(printable(text).replace("\n", " ")), soft_wrap=not console.is_terminal)
 
 
 def _or_none(value: float | None, text: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from syncline.report.results import Results
+from syncline.report.results import Results, strict
 from syncline.train.config import Config
 from syncline.train.torchrun import is_launched
 
@@ -54,6 +54,6 @@ def become_able() -> None:
 
 
 def print_json(content: object) -> None:
-    """One JSON document on standard output."""
-    json.dump(content, sys.stdout, indent=1)
+    """One JSON document on standard output, with null for numbers that JSON does not have."""
+    json.dump(strict(content), sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")

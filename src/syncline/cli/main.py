@@ -1,5 +1,6 @@
 """The command line: one verb a file, imported when it is used. Errors a user can mend are one line and exit code 2."""
 
+import errno
 import functools
 import importlib
 import os
@@ -17,11 +18,11 @@ VERBS = {
     "train": "Train a model under one synchronisation strategy.",
     "compare": "Train the same model under several strategies and report what each costs and why.",
     "plan": "Find the plan of a job on a network, and say what was weighed and why.",
-    "trace": "Write the trace of a run for chrome://tracing or Perfetto, also in Horovod's style.",
-    "simulate": "Say what a recorded run would take on another network, with another codec.",
+    "trace": "Say why steps take what they take: analyze, view, diff or export a trace.",
+    "simulate": "Say what a recorded run would take without a straggler, on another network, with another codec.",
     "cluster": "Run a command on emulated nodes of this machine.",
     "report": "Show a finished run again: its tables, or its page.",
-    "bench": "Measure codecs, what attaching costs, and overlap against DDP.",
+    "bench": "Measure codecs, what attaching and recording cost, and overlap against DDP.",
     "doctor": "Say what this machine can do, and what is missing.",
 }
 
@@ -33,6 +34,7 @@ OWN_OPTIONS = {
     "trace view": "trace_view",
 }
 """What a verb does with options of its own, and the file that has them."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
@@ -81,7 +83,7 @@ def _function(name: str) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except UsageError as error:
-            print(f"syncline: {error}", file=sys.stderr)
+            _complain(error)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("syncline: interrupted; what had finished is kept", file=sys.stderr)
@@ -89,8 +91,22 @@ def _function(name: str) -> Callable[..., Any]:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
+        except OSError as error:
+            # What names no file, such as a lost connection, is no slip of the user's.
+            if error.filename is None and error.errno not in _FULL:
+                raise
+            place = "" if error.filename is None else f"'{os.fsdecode(error.filename)}': "
+            _complain(f"{place}{error.strerror or error}")
+            raise typer.Exit(2) from None
 
     return guarded
+
+
+def _complain(text: object) -> None:
+    """One line on standard error; names in it may come from a file that somebody else wrote."""
+    from syncline.report.figures import printable
+
+    print(f"syncline: {printable(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """`syncline trace analyze`: where a step's time goes, why, and what could be gained."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,19 +42,23 @@ def trace_analyze(
     console = Console(highlight=False, emoji=False)
     several = runs(path) if run is None and path.is_dir() and not (path / TRACE).is_file() else []
     if len(several) > 1:
-        found = {folder.name: _analyze(folder, None, chosen) for folder in several}
-        scaling = _curves(path)
+        found, notes = _each(several, chosen, path)
+        results, told_of_it = _results(path)
+        scaling = [] if results is None else curves(results)
+        notes += told_of_it
         if as_json:
             rows = [told.as_json(source) for source, told in found.values()]
-            print_json({"runs": rows, "scaling": [row for curve in scaling for row in _points(curve)]})
+            points = [row for curve in scaling for row in _points(curve)]
+            print_json({"runs": rows, "scaling": points, "notes": notes})
         else:
-            several_runs(console, {name: told for name, (_, told) in found.items()}, scaling, path)
+            several_runs(console, {name: told for name, (_, told) in found.items()}, scaling, path, notes=notes)
         return
     source, told = _analyze(path, run, chosen)
     if as_json:
         print_json(told.as_json(source))
     else:
-        one_run(console, told, source, top=top, start=_start(Path(source), told))
+        start, notes = _start(Path(source), told)
+        one_run(console, replace(told, notes=(*told.notes, *notes)), source, top=top, start=start)
 
 
 def _analyze(path: Path, run: str | None, steps: tuple[int, int] | None) -> tuple[str, Analysis]:
@@ -62,6 +68,22 @@ def _analyze(path: Path, run: str | None, steps: tuple[int, int] | None) -> tupl
     except UsageError as error:
         raise UsageError(f"{source.path}: {error}") from None
     return str(source.path), told
+
+
+def _each(
+    folders: Sequence[Path], steps: tuple[int, int] | None, path: Path
+) -> tuple[dict[str, tuple[str, Analysis]], list[str]]:
+    """The runs that can be analysed, by name, and why others cannot."""
+    found: dict[str, tuple[str, Analysis]] = {}
+    notes: list[str] = []
+    for folder in folders:
+        try:
+            found[folder.name] = _analyze(folder, None, steps)
+        except (UsageError, OSError) as error:
+            notes.append(f"{folder.name} is left out: {error}")
+    if not found:
+        raise UsageError(f"none of the {len(folders)} runs in {path} can be analysed; {notes[0]}")
+    return found, notes
 
 
 def chosen_steps(text: str) -> tuple[int, int] | None:
@@ -77,21 +99,25 @@ def chosen_steps(text: str) -> tuple[int, int] | None:
     return first, last
 
 
-def _curves(folder: Path) -> list[Curve]:
-    """The same strategy at several world sizes, where the run folder has its results."""
+def _results(folder: Path) -> tuple[results_file.Results | None, list[str]]:
+    """The results of a run folder; without them an analysis is still one, so what is wrong with them is a note."""
     if not (folder / results_file.FILE_NAME).is_file():
-        return []
-    return curves(results_file.load(folder))
+        return None, []
+    try:
+        return results_file.load(folder), []
+    except UsageError as error:
+        return None, [f"the run's results are not used: {error}"]
 
 
-def _start(trace: Path, told: Analysis) -> StartUp | None:
+def _start(trace: Path, told: Analysis) -> tuple[StartUp | None, list[str]]:
     """What the run's results say of the time before the first step, and of its epochs."""
-    folder = trace.absolute().parent.parent.parent
-    if trace.name != TRACE or not (folder / results_file.FILE_NAME).is_file():
-        return None
-    rows = [run for run in results_file.load(folder)["runs"] if results_file.ok(run)]
+    above = trace.absolute().parent.parent
+    if trace.name != TRACE or above.name != "runs":
+        return None, []
+    results, notes = _results(above.parent)
+    rows = [] if results is None else [run for run in results["runs"] if results_file.ok(run)]
     mine = [run for run in rows if (run["strategy"], run["world_size"]) == (told.strategy, told.world_size)]
-    return start_up(mine[0]) if len(mine) == 1 else None
+    return start_up(mine[0]) if len(mine) == 1 else None, notes
 
 
 def _points(curve: Curve) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError
+from syncline.report.figures import one_line, printable
 from syncline.trace.diff import Change, Diff, Side, diff, side
 from syncline.trace.source import TRACE, find
 
@@ -35,8 +36,8 @@ def trace_diff(
     if as_json:
         print_json(told.as_json())
     else:
-        Console().print(_text(told), markup=False, highlight=False, soft_wrap=True)
-        if not told.enough:
+        Console().print(printable(_text(told)), markup=False, highlight=False, soft_wrap=True)
+        if told.kind == "unknown":
             print(f"syncline: {told.sentence}", file=sys.stderr)
     raise typer.Exit(told.exit_code)
 
@@ -62,7 +63,7 @@ def _text(told: Diff) -> str:
     for name, one in (("A", told.a), ("B", told.b)):
         lines += [f"note: {name}: {text}" for text in one.told.notes]
     lines += ["", f"{'ms a step':<18}{'A':>10}{'B':>10}{'B - A':>10}  {'95% interval':<20}{'B / A':>7}"]
-    rows = {"step": told.step, **told.phases}
+    rows = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
     there = {name: change for name, change in rows.items() if change.a_ms or change.b_ms}
     lines += [_row(name.replace("_", " "), change) for name, change in there.items()]
     lines += ["", *_others(told), *_units(told), "", told.sentence]
@@ -99,14 +100,14 @@ def _others(told: Diff) -> list[str]:
 def _units(told: Diff) -> list[str]:
     if not told.units:
         return []
-    width = max(len(f"{row['name']} {row['unit']}") for row in told.units)
+    labels = [one_line(f"{row['name']} {row['unit']}") for row in told.units]
+    width = max(map(len, labels))
     lines = [
         "",
         f"{'units that changed most, ms a step'.ljust(width)}  {'exposed A':>10}{'B':>9}{'transfer A':>12}{'B':>9}",
     ]
-    for row in told.units:
+    for row, label in zip(told.units, labels, strict=True):
         cells = ["-" if row[key] is None else f"{row[key]:.2f}"
                  for key in ("a_exposed_ms", "b_exposed_ms", "a_transfer_ms", "b_transfer_ms")]  # fmt: skip
-        label = f"{row['name']} {row['unit']}".ljust(max(width, 33))
-        lines.append(f"{label}  {cells[0]:>10}{cells[1]:>9}{cells[2]:>12}{cells[3]:>9}")
+        lines.append(f"{label.ljust(max(width, 33))}  {cells[0]:>10}{cells[1]:>9}{cells[2]:>12}{cells[3]:>9}")
     return lines

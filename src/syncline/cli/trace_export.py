@@ -10,6 +10,7 @@ from rich.console import Console
 
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
+from syncline.report.figures import printable
 from syncline.trace.events import Event, write_events
 from syncline.trace.export import chrome_events, chrome_head
 from syncline.trace.horovod_style import horovod_trace
@@ -45,7 +46,7 @@ def trace_export(
     lines = [f"note: {text}" for text in told["notes"]]
     lines.append(f"{told['spans']:,} spans of {len(told['ranks'])} ranks, {told['events']:,} events")
     lines.append(f"trace: {target}")
-    Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    Console().print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _target(source: Source, style: str, out: Path | None) -> Path:

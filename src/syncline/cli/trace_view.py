@@ -2,7 +2,6 @@
 
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from syncline.cli.serve import serve
 from syncline.cli.trace_analyze import chosen_steps
 from syncline.errors import UsageError
 from syncline.files import write_text
-from syncline.report.figures import one_line, size
+from syncline.report.figures import one_line, printable, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
 from syncline.trace.source import TRACE, Source, find, runs
@@ -51,8 +50,9 @@ def trace_view(
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     if out is not None and out.is_dir():
         raise UsageError(f"-o {out} is a folder: name a file in it")
-    sources = _sources(run, chosen_steps(steps))
-    text = page(sources, path=run)
+    chosen = chosen_steps(steps)
+    sources, notes = _sources(run, chosen)
+    text = page(sources, path=run, steps=chosen, notes=notes)
     console = Console()
     if serving:
         serve(text, port=port, opening=opening, say=lambda line: _say(console, line))
@@ -64,36 +64,53 @@ def trace_view(
         write_text(text, target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}; name another file with -o") from None
+    for note in notes:
+        _say(console, f"note: {note}")
     _say(console, f"timeline: {target} ({size(len(text.encode()))})")
     if opening:
         webbrowser.open(target.resolve().as_uri())
 
 
-def page(sources: Sequence[Source], *, path: Path) -> str:
-    """The page of one trace, or of the runs in a folder, as text."""
+def page(
+    sources: Sequence[Source], *, path: Path, steps: tuple[int, int] | None = None, notes: Sequence[str] = ()
+) -> str:
+    """The page of one trace, or of the runs in a folder, as text; `notes` say which of them are missing."""
     panels = []
     for index, source in enumerate(sources):
         label = folder_label(source.path, source.metadata)
-        made = panel(source, label=label, limit=LIMIT // len(sources))
+        made = panel(source, label=label, limit=LIMIT // len(sources), steps=steps)
         panels.append(made.placed(label, index) if len(sources) > 1 else made)
     kind = sources[0].metadata.get("imported")
     name = panels[0].label if len(panels) == 1 else path.resolve().name
     title = f"{name}: timeline" + (f" of {kind}" if isinstance(kind, str) else "")
-    return render_view(panels, title=one_line(title), source=str(sources[0].path if len(sources) == 1 else path))
+    shown = str(sources[0].path if len(sources) == 1 else path)
+    return render_view(panels, title=one_line(title), source=shown, notes=notes)
 
 
-def _sources(path: Path, steps: tuple[int, int] | None) -> list[Source]:
+def _sources(path: Path, steps: tuple[int, int] | None) -> tuple[list[Source], list[str]]:
+    """The traces, and why some of several are left out."""
     several = runs(path) if path.is_dir() and not (path / TRACE).is_file() else []
-    found = [find(folder) for folder in several] if len(several) > 1 else [find(path)]
-    if steps is None:
-        return found
-    cut = [replace(one, spans=[span for span in one.spans if steps[0] <= span.step < steps[1]]) for one in found]
-    for whole, part in zip(found, cut, strict=True):
-        if not part.spans:
-            last = max(span.step for span in whole.spans)
-            raise UsageError(f"{whole.path} has no span of these steps: name some with --steps, up to {last}")
-    return cut
+    found: list[Source] = []
+    notes: list[str] = []
+    for folder in several if len(several) > 1 else [path]:
+        try:
+            found.append(_source(folder, steps))
+        except (UsageError, OSError) as error:
+            if len(several) <= 1:
+                raise
+            notes.append(f"{folder.name} is left out: {error}")
+    if not found:
+        raise UsageError(f"none of the {len(several)} runs in {path} can be shown; {notes[0]}")
+    return found, notes
+
+
+def _source(path: Path, steps: tuple[int, int] | None) -> Source:
+    source = find(path)
+    if steps is not None and not any(steps[0] <= span.step < steps[1] for span in source.spans):
+        last = max(span.step for span in source.spans)
+        raise UsageError(f"{source.path} has no span of these steps: name some with --steps, up to {last}")
+    return source
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

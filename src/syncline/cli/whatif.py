@@ -7,6 +7,7 @@ from syncline.cluster.units import format_bandwidth
 from syncline.errors import UsageError
 from syncline.plan.recorded import COSTS
 from syncline.report import results as results_file
+from syncline.report.figures import printable
 from syncline.sim.replay import QUESTIONS, Replay
 from syncline.trace.prepared import prepare
 from syncline.trace.rankfile import has_parts
@@ -76,7 +77,7 @@ def answered(path: Path, what: str | None) -> tuple[dict[str, Any], str]:
         "answers": rows,
         "notes": [*source.notes, *replay.notes],
     }
-    return told, _text(told)
+    return told, printable(_text(told))
 
 
 def _row(replay: Replay, what: str) -> dict[str, Any]:

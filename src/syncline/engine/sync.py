@@ -76,6 +76,7 @@ class Sync:
             raise UsageError("the model has no floating-point parameters: there is nothing to train")
         self.device = one_device([p for _, p in self._named])
         self.recorder = recorder or process_recorder(self.device)
+        self._counted = recorder is None
         self.shapes = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
         allowed = allowed_codecs(compress) if compress is not None else None
         self.plan = first_plan(
@@ -163,6 +164,7 @@ class Sync:
         """`reason`: the error with which the user's code ends; `leave` what is in flight."""
         if self._closed or self.world == 1:
             self._closed = True
+            self._uncount()
             return
         if reason is not None and (leave or self._open):
             # Half a backward pass cannot be finished. The others learn why before they see that it fails.
@@ -176,8 +178,14 @@ class Sync:
             if self._executor.failure is None:
                 self.groups.close()
 
+    def _uncount(self) -> None:
+        """The process's recorder counts those that file their spans there."""
+        self.recorder.engines -= self._counted
+        self._counted = False
+
     def _let_go(self, reason: BaseException | None) -> None:
         self._closed = True
+        self._uncount()
         for slot in self._slots:
             for hook in slot.hooks:
                 hook.remove()

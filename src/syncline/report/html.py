@@ -69,10 +69,12 @@ def render(results: Results, *, traced: Traces | None = None) -> str:
     return _render("page.html.j2", content.data, traced, page=content, results=results, sections=SECTIONS)
 
 
-def render_view(panels: Sequence[Panel], *, title: str, source: str) -> str:
-    """The page of traces without results as text."""
+def render_view(panels: Sequence[Panel], *, title: str, source: str, notes: Sequence[str] = ()) -> str:
+    """The page of traces without results as text; `notes` say which traces are missing, and why."""
     data = {"parts": [{"key": key, "name": name} for key, name in PARTS.items()], "runs": [], "curves": []}
-    return _render("view.html.j2", data, Traces(tuple(panels)), title=title, source=source, version=__version__)
+    return _render(
+        "view.html.j2", data, Traces(tuple(panels), tuple(notes)), title=title, source=source, version=__version__
+    )
 
 
 def _render(template: str, data: Mapping[str, Any], traced: Traces, **content: Any) -> str:

@@ -12,6 +12,7 @@ from syncline.report.excerpt import LIMIT, excerpt
 from syncline.report.figures import duration, percent
 from syncline.report.results import SHARES, finite
 from syncline.trace.analysis import analyze
+from syncline.trace.prepared import prepare
 from syncline.trace.source import Source
 
 UNITS = 200
@@ -61,10 +62,13 @@ class Panel:
         return replace(self, label=label, index=index, data=self.data | {"label": label})
 
 
-def panel(source: Source, *, label: str, limit: int = LIMIT) -> Panel:
-    """The panel of a trace."""
-    told = _told(source)
-    chosen = excerpt(source.spans, limit=limit)
+def panel(source: Source, *, label: str, limit: int = LIMIT, steps: tuple[int, int] | None = None) -> Panel:
+    """The panel of a trace; `steps` keeps those in [first, last), and whatever else reaches into their time."""
+    told = _told(source, steps)
+    spans = (
+        source.spans if steps is None else [s for of in prepare(source.spans, steps=steps).spans.values() for s in of]
+    )
+    chosen = excerpt(spans, limit=limit)
     units = sorted(told.get("units") or [], key=lambda unit: -(finite(unit.get("exposed_ms")) or 0.0))
     return Panel(
         label=label,
@@ -106,12 +110,13 @@ def _others(gap: tuple[int, int] | None) -> str:
     return f"{middle}:{min(middle + 20, gap[1] + 1)}"
 
 
-def _told(source: Source) -> dict[str, Any]:
+def _told(source: Source, steps: tuple[int, int] | None) -> dict[str, Any]:
     """The analysis; a trace that does not allow one still has a timeline, and says why."""
     try:
-        return analyze(source.spans, metadata=source.metadata, notes=source.notes).as_json(str(source.path))
+        told = analyze(source.spans, metadata=source.metadata, notes=source.notes, steps=steps)
     except UsageError as error:
         return {"verdict": {"kind": "unclear", "sentence": str(error), "recoverable_ms": None}, "notes": source.notes}
+    return told.as_json(str(source.path))
 
 
 def _bars(told: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ...]:

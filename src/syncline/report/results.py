@@ -181,7 +181,10 @@ def finite(value: Any) -> float | None:
     """`value` as a float, or None where there is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of more digits than a float has
+        return None
 
 
 def numbers(values: Any) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from syncline.errors import UsageError
 from syncline.report.compare import labels
 from syncline.report.excerpt import LIMIT
-from syncline.report.figures import size
+from syncline.report.figures import one_line, size
 from syncline.report.panels import Panel, folder_label, panel
 from syncline.report.results import Results
 from syncline.trace.source import TRACE, find
@@ -46,13 +46,13 @@ def traces(results: Results, folder: Path) -> Traces:
                     f"its trace takes {size(state.st_size)}: see it with `syncline trace view {file.parent}`"
                 )
             made, key = _panel(file, (state.st_mtime_ns, state.st_size), limit)
+            found.append(made.placed(*places[key]) if key in places else made)
         except UsageError as error:
             notes.append(f"{file.parent.name} has no timeline: {error}")
-            continue
         except OSError as error:
             notes.append(f"{file.parent.name} has no timeline: cannot read {file.name}: {error.strerror}")
-            continue
-        found.append(made.placed(*places[key]) if key in places else made)
+        except Exception as error:  # whatever one trace holds, the results and the others are shown
+            notes.append(f"{file.parent.name} has no timeline: {one_line(f'{type(error).__name__}: {error}')}")
     found.sort(key=lambda one: (one.index < 0, one.index))
     return Traces(tuple(found), tuple(notes))
 

@@ -5,7 +5,6 @@ no late ranks and no strategies but the engine's and DDP's. What is changed is t
 whom stays as it was seen.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,8 @@ from syncline.trace.span import STEP, Span
 FEWEST = 3
 """Steps that a replay needs, beside the one that it starts from."""
 _COMPUTE = frozenset({"forward", "backward", "update"})
-_FACTOR = re.compile(r"(?:bandwidth=)?([0-9.]+(?:e[0-9]+)?)x", re.IGNORECASE)
+_FACTOR = re.compile(r"(?:bandwidth=)?((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)x", re.IGNORECASE)
+_LEAST, _MOST = 1e-9, 1e9  # times the bandwidth
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Replay:
         kept = {*self.counted, *earlier[-1:]}
         self.graph: Graph = graph(_from_zero([span for span in spans if span.step in kept]))
         self.measured = measured(self.graph, self.counted)
+        if not self.measured.median:
+            raise UsageError("the steps of the trace take no time, so it cannot be replayed: record it again")
         self.same = run(self.graph, self.counted)
         self._together = Counter(work.stretch for work in self.graph.work if work.lane == "exchange" and work.bytes)
         self.network, self.notes = _network(self.graph)
@@ -81,8 +83,8 @@ class Replay:
         return Answer(what, steps, self.same.median - steps.median, says)
 
     def _bandwidth(self, factor: float) -> tuple[Steps, str]:
-        if not 0 < factor < math.inf:
-            raise UsageError(f"{factor:g}x the bandwidth: name a factor above 0, such as 2x")
+        if not _LEAST <= factor <= _MOST:
+            raise UsageError(f"{factor:g}x the bandwidth: name a factor above 0, {_LEAST:g} to {_MOST:g}, such as 2x")
         steps = run(self.graph, self.counted, transfer=lambda work: work.service * self._share(work, factor))
         return steps, f"{factor:g}x the bandwidth, the same latency"
 

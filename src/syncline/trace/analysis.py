@@ -8,8 +8,9 @@ from syncline.errors import UsageError
 from syncline.trace.bound import Bound, bound
 from syncline.trace.breakdown import Breakdown, breakdowns, per_step
 from syncline.trace.criticalpath import Piece, critical_path, typical
-from syncline.trace.exchanges import Late, late_ranks, meetings
+from syncline.trace.exchanges import Late, Meeting, late_ranks, meetings
 from syncline.trace.findings import Facts, Finding
+from syncline.trace.hiding import behind_data
 from syncline.trace.overlap import COMPUTE, overlap
 from syncline.trace.phases import PHASES
 from syncline.trace.prepared import Prepared, prepare
@@ -17,6 +18,7 @@ from syncline.trace.robust import mean, summary, usual
 from syncline.trace.span import STEP, Span
 from syncline.trace.startup import StartUp, start_up
 from syncline.trace.unittable import UnitRow, unit_table
+from syncline.trace.untold import waits_missing
 from syncline.trace.usagefacts import loads
 from syncline.trace.verdict import verdict
 from syncline.trace.wire import Wire, wire
@@ -148,6 +150,9 @@ def analyze(
         loads=loads(about, trace.ranks, steady, awaited=[_awaited(trace, step) for step in steady]),
         on_gpu=about.get("backend") == "nccl",
         communication=_overlap(trace, steady, "exchange"),
+        moving=_moving(found, set(steady)),
+        behind_data=behind_data(trace, steady),
+        waits_told=not waits_missing(about, len({span.rank for span in spans})),
     )
     chosen, findings = verdict(facts)
     rows, thinned = per_step(trace, most=_ROWS)
@@ -178,19 +183,29 @@ def analyze(
     )
 
 
+def _moving(found: Sequence[Meeting], kept: set[int]) -> frozenset[int]:
+    """The ranks of which transfers are known."""
+    return frozenset(one.rank for meeting in found if meeting.step in kept for one in meeting.joined if one.moved)
+
+
 def _awaited(trace: Prepared, step: int) -> int:
     """The rank that the others waited for: it has waited least itself."""
     return min(trace.ranks, key=lambda rank: trace.parts[rank][step]["wait"])
 
 
 def _overlap(trace: Prepared, steps: Sequence[int], lane: str) -> float | None:
-    """The mean over ranks, as far as each has any; decoding counts as compression."""
+    """The mean over ranks, as far as each has any; decoding counts as compression.
+
+    What runs between recorded steps counts where compute is seen to hide it: else nobody knows what ran there.
+    """
     kept = set(steps)
     of = {"encode": ("encode", "decode")}.get(lane, (lane,))
     values = []
     for rank in trace.ranks:
-        mine = [s for s in trace.spans[rank] if (s.lane in of or s.lane in COMPUTE) and s.step in kept]
-        values.append(overlap([replace(s, lane=lane) if s.lane in of and s.lane != lane else s for s in mine], of=lane))
+        # Compute of any step may hide it, also the next one's.
+        mine = [s for s in trace.spans[rank] if s.lane in COMPUTE or (s.lane in of and s.step in kept)]
+        made = [replace(s, lane=lane) if s.lane in of and s.lane != lane else s for s in mine]
+        values.append(overlap(made, of=lane, within=trace.known.get(rank, ())))
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 

@@ -29,7 +29,8 @@ def breakdowns(trace: Prepared, steps: Sequence[int]) -> tuple[Breakdown, ...]:
     for rank in trace.ranks:
         ms = {phase: mean(trace.phase(phase, rank, steps)) for phase in PHASES}
         whole = sum(ms.values())
-        shares = {phase: value / whole if whole else 0.0 for phase, value in ms.items()}
+        # Steps without any length are nothing known, and shares sum to 1 all the same.
+        shares = {phase: value / whole if whole else float(phase == "other") for phase, value in ms.items()}
         rows.append(Breakdown(rank, summary([trace.ms(rank, step) for step in steps]), shares, ms))
     return tuple(rows)
 

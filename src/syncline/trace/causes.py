@@ -1,9 +1,10 @@
 """Causes of slow steps: each a function from facts to a finding with its evidence, or to nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from syncline.trace.findings import Facts, Finding
 from syncline.trace.robust import doubt, mean, usual
+from syncline.trace.wording import bits, size, words
 
 _LATE_SHARE = 0.65  # of all waits: below, ranks wait for one another in turn
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named, too
@@ -41,7 +42,7 @@ def straggler(facts: Facts) -> Finding | None:
             doubt(late.gains),
         )
     gain = min(gains, sum(late.excess[phase] for phase in named))
-    words = " and ".join(_words(phase) for phase in named)
+    held_up = " and ".join(words(phase) for phase in named)
     spent = {rank: sum(usual(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
     others = [ms for rank, ms in spent.items() if rank != late.rank]
     compared = f" ({spent[late.rank]:.1f} ms there, the others {mean(others):.1f} ms)" if late.rank in spent else ""
@@ -50,8 +51,8 @@ def straggler(facts: Facts) -> Finding | None:
     why = f" Its thread stands {behind:.1f} ms longer in its host's queue." if behind > gain / 2 else ""
     return Finding(
         "straggler",
-        f"Rank {late.rank} comes late, held up in {words}{compared}: the other ranks wait {late.wait_ms:.1f} ms a step"
-        f" for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}",
+        f"Rank {late.rank} comes late, held up in {held_up}{compared}: the other ranks wait {late.wait_ms:.1f} ms a"
+        f" step for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}",
         gain,
         doubt(late.gains),
     )
@@ -62,29 +63,43 @@ def in_turn(facts: Facts) -> Finding | None:
     """Ranks wait for one another, now for this one, now for that."""
     if not facts.late or facts.late[0].share >= _LATE_SHARE:
         return None
+    # Without what makes each late in its turn a step is shorter by all they cost; with the same work spread evenly, by
+    # the mean wait. Short waits at many messages are latency's.
     waits = facts.series("wait")
+    left = 1 - _met(facts) / usual(waits) if usual(waits) else 0.0
+    turns = zip(waits, *(late.gains for late in facts.late), strict=True)
+    series = [left * max(wait, sum(gains)) for wait, *gains in turns]
+    gain = usual(series)
     shares = ", ".join(f"rank {late.rank} {late.share:.0%}" for late in facts.late[:4])
     return Finding(
         "unclear",
         f"Ranks wait {usual(waits):.1f} ms a step ({facts.share(usual(waits))}) for one another, and no one is late"
-        f" always ({shares}): uneven work, or a machine that others use, too.",
-        usual(waits),
-        doubt(waits),
+        f" always ({shares}): uneven work, or a machine that others use, too. Without, a step is {gain:.1f} ms"
+        " shorter.",
+        gain,
+        doubt(series),
     )
 
 
 @cause
 def input_bound(facts: Facts) -> Finding | None:
-    """Every rank waits for its input."""
-    columns = list(zip(*facts.phases["data"].values(), strict=True))
-    # Of the ranks the lower middle one: where only some wait for input, they are stragglers.
-    series = [sorted(column)[(len(column) - 1) // 2] for column in columns]
-    gain = usual(series)
-    each = ", ".join(f"rank {rank} {usual(values):.1f}" for rank, values in list(facts.phases["data"].items())[:8])
+    """Most ranks wait for their input."""
+    data, none = facts.phases["data"], (0.0,) * facts.steps
+    loading = _lower_middle(list(data.values()))
+    hidden = {rank: facts.behind_data.get(rank, none) for rank in data}
+    # What loading hides of an exchange comes to light without it.
+    series = _lower_middle([[max(0.0, a - b) for a, b in zip(of, hidden[r], strict=True)] for r, of in data.items()])
+    gain, stands = usual(series), usual(loading)
+    each = ", ".join(f"rank {rank} {usual(values):.1f}" for rank, values in list(data.items())[:8])
+    slow = sum(usual(values) >= stands / 2 for values in data.values())
+    who = "Every rank stands" if slow == len(data) else f"{slow} of {len(data)} ranks stand"
+    back = (
+        f" {stands - gain:.1f} ms of that hide an exchange, which would show instead." if stands > 1.01 * gain else ""
+    )
     return Finding(
         "input-bound",
-        f"Every rank stands {gain:.1f} ms a step ({facts.share(gain)}) in its data loader ({each} ms): load ahead, with"
-        " more workers, or do less to a sample.",
+        f"{who} {stands:.1f} ms a step ({facts.share(stands)}) in the data loader ({each} ms): load ahead, with"
+        f" more workers, or do less to a sample.{back}",
         gain,
         doubt(series),
     )
@@ -96,17 +111,27 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     if facts.wire is None:
         return None
     wire, exposed = facts.wire, facts.series("exposed_exchange")
-    part = 1 - wire.latency_share
-    gain = usual(exposed) * part
-    rate = f", {_bits(wire.bytes * 8e3 / wire.busy_ms)} while they move" if wire.bytes and wire.busy_ms else ""
-    several = f" ({_size(wire.wire_bytes)} to and from a rank)" if wire.wire_bytes > 1.05 * wire.bytes else ""
-    link = f"{several} over a link of {_bits(wire.link)}" if wire.link else several
-    sized = f"{_size(wire.bytes)} a step" if wire.bytes else "messages of unknown size"
+    many = wire.bits is not None and wire.messages >= _MANY
+    # Few messages cannot be made fewer: all that they take is the wire's.
+    gain = usual(exposed) * (1 - wire.latency_share if many else 1.0)
+    what, apart = "bytes on the wire", ""
+    if wire.bits is None:
+        what, apart = "transfers", "; without sizes, bytes and latency cannot be told apart"
+    elif not many and wire.latency_share and wire.known == "assumed":
+        what, apart = "transfers", "; of messages this few and small, bytes and latency cannot be told apart"
+    elif not many and wire.latency_share * gain >= 0.05:
+        what, apart = "transfers", f"; {gain * wire.latency_share:.1f} ms of it are latency"
+    what += "" if facts.waits_told else ", or waits for another rank,"
+    rate = f", {bits(wire.bytes * 8e3 / wire.busy_ms)} while they move" if wire.bytes and wire.busy_ms else ""
+    several = f" ({size(wire.wire_bytes)} to and from a rank)" if wire.wire_bytes > 1.05 * wire.bytes else ""
+    link = f"{several} over a link of {bits(wire.link)}" if wire.link else several
+    number = f"{wire.messages:.0f} message{'s' if round(wire.messages) != 1 else ''}"
+    sized = f"{size(wire.bytes)} a step in {number}" if wire.bytes else f"{number} of unknown size"
     hidden = f", {facts.communication:.0%} hidden" if facts.communication is not None else ""
     return Finding(
         "bandwidth-bound",
-        f"{gain:.1f} ms a step ({facts.share(gain)}) are bytes on the wire that no compute hides: {sized} in"
-        f" {wire.messages:.0f} message{'s' if round(wire.messages) != 1 else ''}{link}{rate}{hidden}.",
+        f"{gain:.1f} ms a step ({facts.share(gain)}) are {what} that no compute hides:"
+        f" {sized}{link}{rate}{hidden}{apart}.",
         gain,
         doubt(exposed),
     )
@@ -115,20 +140,18 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
 @cause
 def latency_bound(facts: Facts) -> Finding | None:
     """Many small messages, each with its latency."""
-    if facts.wire is None or facts.wire.messages < _MANY:
-        return None
     wire, exposed = facts.wire, facts.series("exposed_exchange")
-    # Ranks meet at every message: short waits in turn belong to it, those for a straggler do not.
-    waits = facts.series("wait") if not facts.late or facts.late[0].share < _LATE_SHARE else [0.0] * facts.steps
-    most = wire.messages * 2 * wire.latency_ms
-    met = min(usual(waits), most)
+    if wire is None or wire.bits is None or wire.messages < _MANY:
+        return None
+    met = _met(facts)
     gain = (usual(exposed) * wire.latency_share + met) * (1 - 1 / wire.messages)
+    unsure = "" if facts.waits_told else " Or waits for another rank."
     at = {"assumed": " (taking a link of 100 Mbit/s at least)", "link": " (as the link's bandwidth leaves it)"}
     return Finding(
         "latency-bound",
         f"{gain:.1f} ms a step ({facts.share(gain)}) are what {wire.messages:.0f} messages of"
-        f" {_size(wire.bytes / wire.messages)} on average cost beside their bytes{at.get(wire.known, '')}:"
-        f" {gain / wire.messages:.2f} ms each, {met:.1f} ms of it for ranks to meet. Send them together.",
+        f" {size(wire.bytes / wire.messages)} on average cost beside their bytes{at.get(wire.known, '')}:"
+        f" {gain / wire.messages:.2f} ms each, {met:.1f} ms of it for ranks to meet. Send them together.{unsure}",
         gain,
         doubt(exposed),
     )
@@ -173,7 +196,7 @@ def start_up(facts: Facts) -> Finding | None:
     start = facts.startup
     if not facts.whole_ms or start.extra_ms < _DOMINATES * facts.whole_ms:
         return None
-    reasons = ", ".join(f"{_words(phase)} {ms:.0f} ms" for phase, ms in start.causes[:3])
+    reasons = ", ".join(f"{words(phase)} {ms:.0f} ms" for phase, ms in start.causes[:3])
     return Finding(
         "start-up",
         f"{start.extra_ms:.0f} ms of {facts.whole_ms:.0f} ms are start-up: the first {start.steps}"
@@ -197,23 +220,16 @@ def exposed_compression(facts: Facts) -> Finding | None:
     )
 
 
-def _words(phase: str) -> str:
-    names = {"exposed_encode": "encoding", "exposed_exchange": "its transfers", "data": "data loading"}
-    names |= {"other": "work outside the recorded lanes", "replan": "planning", "probe": "measuring"}
-    return names.get(phase, phase)
+def _met(facts: Facts) -> float:
+    """Ranks meet at every message: short waits in turn belong to many messages, those for a straggler do not."""
+    wire = facts.wire
+    if wire is None or wire.bits is None or wire.messages < _MANY:
+        return 0.0
+    if facts.late and facts.late[0].share >= _LATE_SHARE:
+        return 0.0
+    return min(usual(facts.series("wait")), wire.messages * 2 * wire.latency_ms)
 
 
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
-
-
-def _bits(rate: float) -> str:
-    for unit in ("bit/s", "kbit/s", "Mbit/s"):
-        if rate < 1000:
-            return f"{rate:.3g} {unit}"
-        rate /= 1000
-    return f"{rate:.3g} Gbit/s"
+def _lower_middle(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """In each step that of the ranks' lower middle one: where only some have more, they are stragglers."""
+    return [sorted(column)[(len(column) - 1) // 2] for column in zip(*ranks, strict=True)]

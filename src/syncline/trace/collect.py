@@ -4,6 +4,7 @@ Nobody is waited for without a limit, and nothing but text travels: each rank pu
 takes what came in time. Who was not taken, or cannot reach the others, writes a file of its own.
 """
 
+import contextlib
 import gzip
 import json
 import time
@@ -25,6 +26,9 @@ from syncline.trace.span import Span
 
 _CHUNK = 1 << 20  # a store refuses messages of many megabytes
 _LOOK_S = 0.02
+_GONE = "null"
+"""The head of a rank that came and waits no longer."""
+_COST = "overhead_ns_per_step"
 _WRITTEN, _FAILED = "written", "failed"
 
 
@@ -38,6 +42,8 @@ class Seen:
     recorder: dict[str, Any]
     crashed: str = ""
     """The error with which the loop ended, in a line."""
+    notes: tuple[str, ...] = ()
+    """What this rank could not record."""
 
     def text(self) -> bytes:
         """As bytes for the way."""
@@ -50,6 +56,7 @@ class Seen:
             "usage": [list(row) for row in self.usage],
             "recorder": self.recorder,
             "crashed": self.crashed,
+            "notes": self.notes,
             "spans": [[s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes] for s in self.part.spans],
         }
         return gzip.compress(json.dumps(content).encode(), compresslevel=3)
@@ -61,7 +68,9 @@ def read_seen(text: bytes) -> Seen:
     rank, clock = content["rank"], content["clock"]
     spans = [Span(rank, *row) for row in content["spans"]]
     part = Part(rank, spans, content["host"], None if clock is None else Clock(**clock))
-    return Seen(part, content["cores"], content["usage"], content["recorder"], content["crashed"])
+    return Seen(
+        part, content["cores"], content["usage"], content["recorder"], content["crashed"], tuple(content["notes"])
+    )
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def write_trace(seen: Sequence[Seen], path: Path, *, world_size: int, about: dic
     here = {one.part.rank for one in seen}
     notes = [f"rank {rank} did not come in time: it is left out" for rank in range(world_size) if rank not in here]
     notes += [f"rank {one.part.rank} ended with an error: {one.crashed}" for one in seen if one.crashed]
+    notes += [f"rank {one.part.rank}: {text}" for one in seen for text in one.notes]
     notes += merged.notes
     if len({one.part.host for one in seen}) > 1 and merged.clock_error_ns is not None:
         notes.append("the hosts' clocks were measured once, when the recording ended: drift before it is not corrected")
@@ -85,8 +95,10 @@ def write_trace(seen: Sequence[Seen], path: Path, *, world_size: int, about: dic
         hosts={one.part.rank: one.part.host for one in seen},
         cores={one.part.rank: one.cores for one in seen},
         usage={one.part.rank: one.usage for one in seen},
-        recorders=[one.recorder for one in seen],
+        recorders=[{**one.recorder, _COST: one.recorder.get(_COST) or 0.0} for one in seen],
     )
+    if all(one.recorder.get(_COST) is None for one in seen):
+        del ranks["recorder"][_COST]
     metadata = {**about, "world_size": world_size, "clock_error_ns": merged.clock_error_ns, "notes": notes} | ranks
     path.parent.mkdir(parents=True, exist_ok=True)
     write_chrome_trace(merged.spans, path, metadata=metadata)
@@ -100,13 +112,18 @@ def collect(seen: Seen, path: Path, *, number: int, timeout_s: float, about: dic
     """
     world = dist.get_world_size()
     try:
-        store = PrefixStore(f"syncline/trace/{number}", default_store())
+        store = PrefixStore(prefix(number), default_store())
         if seen.part.rank == 0:
             return _gather(seen, store, path, world=world, timeout_s=timeout_s, about=about)
         return _give(seen, store, path, world=world, timeout_s=timeout_s)
     except (RuntimeError, ValueError, OSError) as error:  # a store that is gone; DistError is a RuntimeError
         kept = write_own(seen, path, world_size=world)
         return Written(kept, (f"the ranks' spans were not brought together ({_line(error)}): {kept} has this rank's",))
+
+
+def prefix(number: int) -> str:
+    """Where a recording's keys are in the store."""
+    return f"syncline/trace/{number}"
 
 
 def write_own(seen: Seen, path: Path, *, world_size: int) -> Path:
@@ -119,12 +136,18 @@ def _gather(
     mine: Seen, store: Store, path: Path, *, world: int, timeout_s: float, about: dict[str, Any]
 ) -> Written:  # fmt: skip
     until = time.monotonic() + timeout_s
-    heads = {rank: json.loads(head) for rank in range(1, world) if (head := _get(store, f"{rank}", until)) is not None}
+    told = {rank: json.loads(_get(store, f"{rank}", until) or _GONE) for rank in range(1, world)}
+    heads = {rank: head for rank, head in told.items() if head is not None}
     hosts = {mine.part.host, *(head["host"] for head in heads.values())}
     whole = len(heads) == world - 1 and not mine.crashed and not any(head["crashed"] for head in heads.values())
     clocks = whole and len(hosts) > 1
     store.set("decided", json.dumps({"ranks": [0, *heads], "clocks": clocks}))
-    measured = _measure(world, timeout_s) if clocks else [None] * world
+    measured: Sequence[Clock | None] = [None] * world
+    if clocks:
+        try:
+            measured = _measure(world, timeout_s)
+        except (RuntimeError, ValueError, OSError) as error:
+            mine = replace(mine, notes=(*mine.notes, f"the hosts' clocks could not be measured ({_line(error)})"))
     seen = [replace(mine, part=replace(mine.part, clock=measured[0]))]
     for rank, head in heads.items():
         text = b"".join(store.get(f"{rank}/{index}") for index in range(head["chunks"]))
@@ -155,17 +178,19 @@ def _give(mine: Seen, store: Store, path: Path, *, world: int, timeout_s: float)
         told = json.loads(decided)
         if rank in told["ranks"]:
             if told["clocks"]:
-                _measure(world, timeout_s)
+                with contextlib.suppress(RuntimeError, ValueError, OSError):  # rank 0 goes on without, and says so
+                    _measure(world, timeout_s)
+                until = max(until, time.monotonic() + timeout_s)
             if _get(store, "done", until) == _WRITTEN.encode():
                 return Written(None)
+    else:
+        store.set(f"{rank}", _GONE)  # a rank 0 that comes after all need not wait for this one, nor measure with it
     kept = write_own(mine, path, world_size=world)
     return Written(kept, (f"rank 0 did not take this rank's spans: they are in {kept}",))
 
 
 def _measure(world: int, timeout_s: float) -> list[Clock]:
-    """All ranks' clocks; they are known to be here, all of them."""
-    if dist.get_backend() == "gloo":
-        return measure()
+    """All ranks' clocks; they were all here a moment ago. The default group would wait as long as it is told to."""
     group = new_group(range(world), timeout=timedelta(seconds=timeout_s), backend="gloo")
     try:
         return measure(group)

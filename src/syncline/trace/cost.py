@@ -37,6 +37,13 @@ def facts(
     }
 
 
+def unknown(recorder: Recorder, *, every: int) -> dict[str, Any]:
+    """The same entry where the cost could not be told."""
+    spans, steps = recorder.counts()
+    per_step = round(spans / steps, 2) if steps else 0.0
+    return {"overhead_ns_per_step": None, "spans_per_step": per_step, "every": every, "dropped": recorder.dropped}
+
+
 @lru_cache(maxsize=8)
 def call_costs(device: torch.device) -> tuple[float, float]:
     """Nanoseconds of the host for a span (two marks, one entry), and for a step's."""

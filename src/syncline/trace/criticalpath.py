@@ -13,7 +13,6 @@ from syncline.trace.robust import middle
 
 _LANES = {"exposed_encode": "encode", "exposed_exchange": "exchange"}
 _STANDING = ("exposed_exchange", "wait")
-_MOST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,15 @@ def critical_path(trace: Prepared, found: Sequence[Meeting], step: int) -> list[
     at = trace.bounds[rank][step][1]
     near = _near(found, begin, at)
     pieces: list[tuple[int, str, str, int]] = []
-    for _ in range(_MOST):
-        start = trace.bounds[rank][step][0] if rank in trace.bounds else begin
-        if at <= start:
-            break
+    seen = {rank}  # at this time: ranks that wait for each other would lead back and forth
+    while at > (start := trace.bounds[rank][step][0] if rank in trace.bounds else begin):
         phase, since, _ = trace.lines[rank].at(at)
         since, unit, following = max(since, start), "", rank
         if phase in _STANDING and (standing := _under_way(near.get(rank, ()), at, moving=phase != "wait")):
             meeting, mine = standing
             unit, late = meeting.unit, meeting.awaited(mine)
+            if late in seen and mine.begin >= at:
+                late = None
             if mine.begin < at:
                 # Compute hid its beginning, and yet it is on the path from there.
                 since = max(start, mine.begin)
@@ -61,6 +60,7 @@ def critical_path(trace: Prepared, found: Sequence[Meeting], step: int) -> list[
             if late is not None and (since == mine.begin or since == at):
                 following = late
         pieces.append((rank, _LANES.get(phase, phase), unit, at - since))
+        seen = {following} if since < at else seen | {following}
         at, rank = since, following
     return _joined(pieces)
 

@@ -1,6 +1,7 @@
 """Two traces compared, phase by phase: what a step takes more or less, and how sure that is. Pure.
 
-Figures are of steady steps, each the mean over ranks, without the slowest and the fastest tenth of the steps.
+Figures are of steady steps, each the mean over ranks, without the slowest and the fastest tenth of the steps, so that a
+stray step hides nothing. What only every tenth step does is seen in a second mean, which leaves out stray ones alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.analysis import Analysis, analyze
-from syncline.trace.diff_bootstrap import draws, interval, trimmed
+from syncline.trace.diff_bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.phases import PHASES
 from syncline.trace.prepared import prepare
 from syncline.trace.robust import summary
@@ -88,6 +89,8 @@ class Diff:
     b: Side
     threshold: float
     step: Change
+    slow_steps: Change
+    """The step once more, with slow ones counted."""
     phases: Mapping[str, Change]
     units: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
@@ -100,12 +103,11 @@ class Diff:
     @property
     def kind(self) -> str:
         """Of the step: a difference counts when it is significant and larger than the threshold."""
-        ratio = self.step.ratio
-        if not self.enough or ratio is None:
+        if not self.enough or self.step.ratio is None:
             return "unknown"
-        if not self.step.significant or abs(ratio - 1) <= self.threshold:
-            return "same"
-        return "slower" if ratio > 1 else "faster"
+        if self._counts(self.step) > 0 or self._counts(self.slow_steps) > 0:
+            return "slower"
+        return "faster" if self._counts(self.step) < 0 else "same"
 
     @property
     def exit_code(self) -> int:
@@ -120,10 +122,13 @@ class Diff:
             few = [f"{name} has {len(side.steps)}" for name, side in (("A", self.a), ("B", self.b))
                    if len(side.steps) < FEWEST]  # fmt: skip
             return f"too few steady steps to tell: {' and '.join(few)}, {FEWEST} are needed: trace more steps"
+        if step.ratio is None:
+            return "the steps of A take no time, so nothing can be compared with them: record A again"
         assert step.interval_ms is not None
-        assert step.ratio is not None
         low, high = step.interval_ms
         size = f"{step.difference_ms:+.2f} ms a step ({low:+.2f} to {high:+.2f}), {step.ratio - 1:+.1%}"
+        if self.kind == "slower" and self._counts(step) <= 0:
+            return _slow_steps(self.slow_steps, step)
         if not step.significant:
             return f"no difference that is more than chance: {size}"
         word = "slower" if step.difference_ms > 0 else "faster"
@@ -142,10 +147,18 @@ class Diff:
             "a": self.a.as_json(),
             "b": self.b.as_json(),
             "step": self.step.as_json(),
+            "slow_steps": self.slow_steps.as_json(),
             "phases": {phase: change.as_json() for phase, change in self.phases.items()},
             "units": list(self.units),
             "notes": list(self.notes),
         }
+
+    def _counts(self, change: Change) -> int:
+        """1 where it is slower, more than chance and the threshold allow; -1 where faster."""
+        ratio = change.ratio
+        if ratio is None or not change.significant or abs(ratio - 1) <= self.threshold:
+            return 0
+        return 1 if ratio > 1 else -1
 
 
 def side(
@@ -169,14 +182,31 @@ def diff(a: Side, b: Side, *, threshold: float = THRESHOLD) -> Diff:
     """B against A; a slower B counts from `threshold` (a share of A's step) on."""
     if not threshold >= 0:
         raise UsageError(f"a threshold of {threshold}: use 0 or more, such as 5%")
-    before, after = trimmed(a.rows), trimmed(b.rows)
-    between: list[tuple[float, float] | None] = [None] * len(before)
-    if min(len(a.rows), len(b.rows)) >= FEWEST:
-        drawn = draws(b.rows, seed=_SEEDS[1]) - draws(a.rows, seed=_SEEDS[0])
-        between = [interval(drawn[:, column], confidence=CONFIDENCE) for column in range(drawn.shape[1])]
-    changes = [Change(*three) for three in zip(before, after, between, strict=True)]
+    changes = _changes(a.rows, b.rows, TRIM)
+    (slow,) = _changes([row[:1] for row in a.rows], [row[:1] for row in b.rows], STRAY)
     phases = dict(zip(PHASES, changes[1:], strict=True))
-    return Diff(a, b, threshold, changes[0], phases, _units(a.told.units, b.told.units), _notes(a, b))
+    return Diff(a, b, threshold, changes[0], slow, phases, _units(a.told.units, b.told.units), _notes(a, b))
+
+
+def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: float) -> list[Change]:
+    """Of each column."""
+    before, after = trimmed(a, trim=trim), trimmed(b, trim=trim)
+    between: list[tuple[float, float] | None] = [None] * len(before)
+    if min(len(a), len(b)) >= FEWEST:
+        drawn = draws(b, seed=_SEEDS[1], trim=trim) - draws(a, seed=_SEEDS[0], trim=trim)
+        between = [interval(drawn[:, column], confidence=CONFIDENCE) for column in range(drawn.shape[1])]
+    return [Change(*three) for three in zip(before, after, between, strict=True)]
+
+
+def _slow_steps(all_steps: Change, step: Change) -> str:
+    """The sentence where most steps are as before."""
+    assert all_steps.interval_ms is not None
+    assert all_steps.ratio is not None
+    low, high = all_steps.interval_ms
+    return (
+        f"B is slower in some steps: with them {all_steps.difference_ms:+.2f} ms a step ({low:+.2f} to {high:+.2f}),"
+        f" {all_steps.ratio - 1:+.1%}; without the slowest tenth {step.difference_ms:+.2f} ms"
+    )
 
 
 def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], ...]:

@@ -8,12 +8,14 @@ from torch import Tensor
 
 TRIM = 0.1
 """The share of the slowest and of the fastest steps that a mean leaves out."""
+STRAY = 0.02
+"""The same, where slow steps count unless they are few."""
 DRAWS = 1000
 _STUDENT = 1.21  # (z^2 + 1) / 4 at 95%: the first term by which Student's t is wider than the normal
 _AT_ONCE = 2_000_000  # numbers of a column in memory
 
 
-def trimmed(rows: Sequence[Sequence[float]]) -> list[float]:
+def trimmed(rows: Sequence[Sequence[float]], *, trim: float = TRIM) -> list[float]:
     """The mean of each column over the steps (rows) in the middle by their first column, which is the step's time.
 
     The same steps are left out of all columns, so that the phases of a step still sum to it.
@@ -22,11 +24,11 @@ def trimmed(rows: Sequence[Sequence[float]]) -> list[float]:
     [2.0, 0.875]
     """
     table = torch.tensor(rows, dtype=torch.float64)
-    kept = _inner(table[:, 0].unsqueeze(0))[0]
+    kept = _inner(table[:, 0].unsqueeze(0), trim)[0]
     return [float(value) for value in table[kept].mean(0)]
 
 
-def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS) -> Tensor:
+def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS, trim: float = TRIM) -> Tensor:
     """What `trimmed` would be of other runs like this one: a row a draw. The same every time.
 
     Steps are drawn in blocks, around the end to the beginning. Few blocks vary less than what they were drawn from, and
@@ -41,10 +43,10 @@ def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS) -> 
         some = min(count - first, max(1, _AT_ONCE // n))
         starts = torch.randint(n, (some, math.ceil(n / block), 1), generator=random)
         places = ((starts + torch.arange(block)) % n).reshape(some, -1)[:, :n]
-        kept = places.gather(1, _inner(table[:, 0][places]))
+        kept = places.gather(1, _inner(table[:, 0][places], trim))
         made.append(torch.stack([table[:, column][kept].mean(1) for column in range(columns)], dim=1))
     found = torch.cat(made)
-    centre = torch.tensor(trimmed(rows), dtype=torch.float64)
+    centre = torch.tensor(trimmed(rows, trim=trim), dtype=torch.float64)
     free = max(1.0, 2 * (n / block - 1))  # of the two samples that are compared
     stretch = math.sqrt(n / max(1, n - block)) * (1 + _STUDENT / free)
     return centre + (found - centre) * stretch
@@ -70,8 +72,8 @@ def interval(values: Tensor, *, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _inner(times: Tensor) -> Tensor:
+def _inner(times: Tensor, trim: float) -> Tensor:
     """By row, the places without the shortest and the longest."""
     n = times.shape[1]
-    cut = int(n * TRIM)
+    cut = int(n * trim)
     return times.argsort(dim=1, stable=True)[:, cut : n - cut]

@@ -123,11 +123,12 @@ def late_ranks(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int]) 
     # late rank, waiting rank, step: nanoseconds
     waits: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for meeting in found:
-        if meeting.step in kept:
+        step = _counts_in(meeting.step, trace, kept)
+        if step is not None:
             for one in meeting.joined:
                 late = meeting.awaited(one) if one.exposed_wait else None
                 if late is not None:
-                    waits[late][one.rank][meeting.step] += one.exposed_wait
+                    waits[late][one.rank][step] += one.exposed_wait
     totals = {late: sum(sum(of.values()) for of in by.values()) for late, by in waits.items()}
     whole = sum(totals.values())
     excess = _excess(trace, found, kept) if trace.has_compute else {}
@@ -140,6 +141,13 @@ def late_ranks(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int]) 
     return tuple(result)
 
 
+def _counts_in(step: int, trace: Prepared, kept: set[int]) -> int | None:
+    """The step that an exchange's waits count in: where its own was not sampled, the next, which it reaches into."""
+    if step in kept:
+        return step
+    return step + 1 if step + 1 in kept and step not in trace.bounds[trace.ranks[0]] else None
+
+
 def _excess(trace: Prepared, found: Sequence[Meeting], kept: set[int]) -> dict[int, dict[str, float]]:
     """By late rank and phase: ms a step that it took longer than the others, from where all were together last.
 
@@ -149,7 +157,8 @@ def _excess(trace: Prepared, found: Sequence[Meeting], kept: set[int]) -> dict[i
     releases = [meeting.release for meeting in found]
     latest: dict[tuple[int, int, int], Meeting] = {}
     for meeting in found:
-        if meeting.step not in kept or len(meeting.joined) < 2:
+        step = _counts_in(meeting.step, trace, kept)
+        if step is None or len(meeting.joined) < 2:
             continue
         first = min(one.at for one in meeting.joined)
         together = bisect_right(releases, first) - 1
@@ -157,7 +166,7 @@ def _excess(trace: Prepared, found: Sequence[Meeting], kept: set[int]) -> dict[i
         if last.at == first or not any(one.exposed_wait for one in meeting.joined):
             continue
         # Exchanges that follow the same meeting have waits at the same time: the last of them has the whole story.
-        key = (last.rank, together, meeting.step)
+        key = (last.rank, together, step)
         if key not in latest or latest[key].release < meeting.release:
             latest[key] = meeting
     values: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))

@@ -1,6 +1,7 @@
 """What causes are judged by, and what they find."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from syncline.trace.bound import Bound
 from syncline.trace.exchanges import Late
@@ -48,14 +49,24 @@ class Facts:
     on_gpu: bool = False
     communication: float | None = None
     """The share of transfers' time that compute hides."""
+    moving: frozenset[int] = frozenset()
+    """Ranks that have a transfer; of others a Horovod timeline has only when they came."""
+    behind_data: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """By rank: ms of each step in which loading data hides an exchange that nothing else hides."""
+    waits_told: bool = True
+    """Whether waits for a late rank are told from transfers."""
 
     def ms(self, phase: str) -> float:
-        """A phase's ms a step, the mean over ranks."""
-        return mean([usual(series) for series in self.phases[phase].values()])
+        """A phase's ms a step, the mean over ranks; of exchanges, over those that have any."""
+        return mean([usual(series) for series in self._of(phase)])
 
     def series(self, phase: str) -> list[float]:
-        """A phase's ms in each step, the mean over ranks."""
-        return [mean(column) for column in zip(*self.phases[phase].values(), strict=True)]
+        """A phase's ms in each step, the mean over ranks; of exchanges, over those that have any."""
+        return [mean(column) for column in zip(*self._of(phase), strict=True)]
+
+    def _of(self, phase: str) -> list[tuple[float, ...]]:
+        some = phase == "exposed_exchange" and self.moving
+        return [series for rank, series in self.phases[phase].items() if not some or rank in self.moving]
 
     def share(self, ms: float) -> str:
         """Of the step, in percent."""

@@ -30,6 +30,8 @@ class Imported:
     notes: tuple[str, ...] = ()
     aligned: bool = True
     """Whether all ranks' times are on one clock."""
+    world: int = 0
+    """How many ranks the job had, as its files say; 0 where they do not."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -124,7 +126,7 @@ def _together(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
         names = ", ".join(str(rank) for rank in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
     spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
-    return Imported(kind, spans, tuple(notes), aligned)
+    return Imported(kind, spans, tuple(notes), aligned, world)
 
 
 def _rank(traces: list[RankTrace], notes: list[str]) -> None:

@@ -1,7 +1,53 @@
 """What a trace says of its ranks beside their spans: the `otherData` that the analysis reads."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+_FAR = 1 << 62
+_MOST_RANKS = 1 << 20
+_SLOWEST, _FASTEST = 1, 1e15  # bits a second of a link
+
+
+def sane(told: Any) -> dict[str, Any]:
+    """`otherData` as a file holds it, without what no trace of ours says; the analysis can count with the rest.
+
+    A number that is not finite or fits no 62 bits becomes None, and an entry whose value cannot be is left out. Entries
+    that are not known stay.
+    """
+    if not isinstance(told, dict):
+        return {}
+    bounded = {key: _bounded(value) for key, value in told.items()}
+    return {key: value for key, value in bounded.items() if key not in _SANE or _SANE[key](value)}
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_bounded(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return None if isinstance(value, int) and not -_FAR < value < _FAR else value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_SANE: Mapping[str, Callable[[Any], bool]] = {
+    "strategy": _is_text,
+    "backend": _is_text,
+    "world_size": lambda value: type(value) is int and 0 < value <= _MOST_RANKS,
+    "origin_ns": lambda value: type(value) is int,
+    "clock_error_ns": _is_number,
+    "bandwidth": lambda value: _is_number(value) and _SLOWEST <= value <= _FASTEST,
+    "prediction_ms": lambda value: _is_number(value) and value > 0,
+}
 
 
 def together(

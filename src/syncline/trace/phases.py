@@ -17,6 +17,7 @@ _PLACE = {lane: place for place, lane in enumerate(_PRIORITY)}
 _RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
 _PHASE_OF = [PHASES.index(_RENAMED.get(lane, lane)) for lane in _PRIORITY]
 _EXCHANGE, _WAIT, _OTHER = (PHASES.index(phase) for phase in ("exposed_exchange", "wait", "other"))
+_EVER = -(1 << 63)
 _SHOWN = _PLACE["exchange"]  # from here on, what is visible is told by span
 # By the set of lanes under way, a bit each: the phase of the first.
 _TOP = [_OTHER] + [_PHASE_OF[(lanes & -lanes).bit_length() - 1] for lanes in range(1, 1 << len(_PRIORITY))]
@@ -40,10 +41,10 @@ class Timeline:
         return {phase: last[place] - first[place] for place, phase in enumerate(PHASES)}
 
     def at(self, time: int) -> tuple[str, int, int]:
-        """The phase just before a time, and where that piece begins and ends."""
+        """The phase just before a time, and where that piece begins and ends; what is before all spans began ever."""
         place = bisect_right(self.starts, time - 1) - 1
         if place < 0:
-            return "other", time - 1, time
+            return "other", min(_EVER, time - 1), time
         end = self.starts[place + 1] if place + 1 < len(self.starts) else time
         return PHASES[self.kinds[place]], self.starts[place], end
 
@@ -59,9 +60,12 @@ class Timeline:
         return result
 
 
-def timeline(spans: Sequence[Span]) -> Timeline:
-    """The phases of ONE rank; `exposed` is in the order of `spans`."""
-    edges: list[tuple[int, int, int]] = []
+def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -> Timeline:
+    """The phases of ONE rank; `exposed` is in the order of `spans`.
+
+    With `within` only what lies in one of these times is exposed: of others it is not known what ran beside.
+    """
+    edges = [edge for start, end in within if end > start for edge in ((start, 1, -1), (end, -1, -1))]
     for index, span in enumerate(spans):
         if span.end > span.start and span.lane in _PLACE:
             edges += [(span.start, 1, index), (span.end, -1, index)]
@@ -73,16 +77,21 @@ def timeline(spans: Sequence[Span]) -> Timeline:
     exposed, totals, active = [0.0] * len(spans), [0] * len(PHASES), [0] * len(_PRIORITY)
     exchanges: dict[int, None] = {}
     waits: dict[int, None] = {}  # in the order of their beginnings
-    under_way, kind, at = 0, -1, 0
+    under_way, kind, at, known = 0, -1, 0, int(not within)
     for time, change, index in edges:
         passed, at = time - at, time
         if passed and kind >= 0:
             totals[kind] += passed
-            if kind == _EXCHANGE:
+            if not known:
+                pass
+            elif kind == _EXCHANGE:
                 for one in exchanges:
                     exposed[one] += passed / len(exchanges)
             elif kind == _WAIT and waits:
                 exposed[next(iter(waits))] += passed
+        if index < 0:
+            known += change
+            continue
         place = places[index]
         active[place] += change
         under_way = under_way | 1 << place if active[place] else under_way & ~(1 << place)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from syncline.trace.phases import Timeline, timeline
 from syncline.trace.span import STEP, Span
@@ -24,6 +24,8 @@ class Prepared:
     parts: dict[int, dict[int, dict[str, int]]]
     """Nanoseconds by rank, step and phase."""
     notes: tuple[str, ...] = ()
+    known: dict[int, list[Bounds]] = field(default_factory=dict)
+    """By rank the times of which all is recorded, where steps are missing between them; else nothing."""
 
     @property
     def has_compute(self) -> bool:
@@ -65,23 +67,36 @@ def prepare(spans: Iterable[Span], *, steps: tuple[int, int] | None = None) -> P
     if lost:
         notes.append(f"{lost} steps are not there on every rank and were left out")
     ordered = {r: sorted(mine, key=lambda s: (s.start, s.end)) for r, mine in sorted(by_rank.items()) if mine}
-    lines = {rank: timeline(mine) for rank, mine in ordered.items()}
+    known = {rank: _known(of, chosen=steps is not None) for rank, of in bounds.items()}
+    lines = {rank: timeline(mine, within=known[rank]) for rank, mine in ordered.items()}
     parts = {rank: {step: lines[rank].totals(*bounds[rank][step]) for step in common} for rank in ranks}
-    return Prepared(ranks, tuple(common), ordered, lines, {r: bounds[r] for r in ranks}, parts, tuple(notes))
+    return Prepared(ranks, tuple(common), ordered, lines, {r: bounds[r] for r in ranks}, parts, tuple(notes), known)
 
 
 def _bounds(spans: Iterable[Span]) -> dict[int, Bounds]:
     return {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
 
 
+def _known(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:
+    """Stretches of steps one after the other. Between them is what nobody recorded, which may hide an exchange."""
+    stretches: list[Bounds] = []
+    for step in sorted(bounds):
+        start, end = bounds[step]
+        if step - 1 in bounds:
+            start, before = stretches.pop()
+            end = max(before, end)
+        stretches.append((start, end))
+    return stretches if chosen or len(stretches) > 1 else []
+
+
 def _guessed(spans: Iterable[Span]) -> dict[int, Bounds]:
     starts: dict[int, int] = {}
-    last = 0
+    ends: list[int] = []
     for span in spans:
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
-        last = max(last, span.end)
+        ends.append(span.end)
     order = sorted(starts, key=lambda step: starts[step])
-    ends = [starts[step] for step in order[1:]] + [last]
+    ends = [*(starts[step] for step in order[1:]), max(ends)] if ends else []
     return {step: (starts[step], end) for step, end in zip(order, ends, strict=True)}
 
 

@@ -23,6 +23,7 @@ _NAME = re.compile(r"rank(\d+)\.spans\.jsonl\.gz")
 _LONGEST = 1 << 16  # bytes of a line
 _MOST_BYTES, _MOST_SPANS, _MOST_RANKS = 1 << 28, 1_000_000, 1 << 20
 _FAR = 1 << 62  # nanoseconds: more than a century
+_MOST = 1 << 53  # bytes, steps: what a number of JSON holds exactly
 _LANES = frozenset({*LANES, STEP})
 
 
@@ -95,6 +96,9 @@ def merge_folder(folder: Path) -> Merged:
         if named is None:
             continue
         seen.add(int(named[1]))
+        if not path.is_file():  # a pipe would be waited for
+            notes.append(f"{path.name} is no file: rank {int(named[1])} is left out")
+            continue
         try:
             found = read_part(path)
         except (ValueError, OSError) as error:
@@ -167,8 +171,10 @@ def _span(rank: int, text: str) -> Span:
         raise ValueError("no row of seven values")
     if any(type(value) is not kind for value, kind in zip(row, kinds, strict=True)):
         raise ValueError("a value of another kind")
-    if row[0] not in _LANES or not -_FAR < row[4] <= row[5] < _FAR or row[6] < 0:
-        raise ValueError("an unknown lane, an end before its start, or fewer than no bytes")
+    if row[0] not in _LANES or not -_FAR < row[4] <= row[5] < _FAR or not 0 <= row[6] < _MOST:
+        raise ValueError("an unknown lane, an end before its start, or no number of bytes that can be")
+    if not -_MOST < row[3] < _MOST:
+        raise ValueError("no step that can be")
     return Span(rank, *row)
 
 

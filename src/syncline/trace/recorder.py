@@ -12,7 +12,7 @@ import torch
 
 from syncline._compat import raw_stream
 from syncline.trace.span import STEP, Span
-from syncline.trace.usage import Usage
+from syncline.trace.usage import MOST_STEPS, Usage
 
 _Mark = Any  # an int (host nanoseconds), a torch.cuda.Event, or None where nothing is recorded
 _Row = tuple[str, str, str, int, _Mark, _Mark, int]
@@ -55,7 +55,8 @@ class Recorder:
         """How many engines file their spans here."""
         self._cuda = self.device.type == "cuda"
         self._rows: deque[_Row] = deque(maxlen=capacity)
-        self._steps: list[_Row] = []
+        self._steps: deque[_Row] = deque(maxlen=MOST_STEPS)
+        self._ended = 0
         self._since = 0
         self.usage = Usage()
         """What each step took of the processor; marks of the lane `step` are its ends."""
@@ -82,6 +83,8 @@ class Recorder:
             stream = self._streams.get(handle)
             if stream is None:
                 stream = self._streams[handle] = torch.cuda.current_stream(self._index)
+            if torch.cuda.is_current_stream_capturing():
+                return None  # an event in a graph has no time
             event = torch.cuda.Event(enable_timing=True)
             event.record(stream)
             return event
@@ -104,7 +107,8 @@ class Recorder:
             return
         row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes)
         if lane == STEP:
-            self._steps.append(row)  # one a step, for ever: the series of step times is always whole
+            self._steps.append(row)  # apart from the others, which are many: the series of step times is whole
+            self._ended += 1
             self.usage.keep(row[3])
             return
         if len(self._rows) == self._rows.maxlen:
@@ -115,9 +119,10 @@ class Recorder:
         """File a span that ends now, which another thread may come to say after recording was switched off."""
         if start is None or (isinstance(start, int) and start < self._since):
             return
-        if len(self._rows) == self._rows.maxlen:
-            self.dropped += 1
-        self._rows.append((lane, name, unit, step, start, self._now(lane), bytes))
+        end = self._now(lane)
+        if end is not None:
+            self.dropped += len(self._rows) == self._rows.maxlen
+            self._rows.append((lane, name, unit, step, start, end, bytes))
 
     def span(self, lane: str, name: str = "", *, unit: str = "", bytes: int = 0) -> "Timed":
         """Context manager that files the span of its block."""
@@ -132,6 +137,7 @@ class Recorder:
         self.rank, self.step, self.dropped = rank, 0, 0
         self._rows.clear()
         self._steps.clear()
+        self._ended = 0
         self._since = time.perf_counter_ns()
         self.usage.close()
         self.usage = Usage()
@@ -141,7 +147,7 @@ class Recorder:
 
     def counts(self) -> tuple[int, int]:
         """Spans filed so far, dropped ones too, and steps."""
-        return len(self._rows) + self.dropped, len(self._steps)
+        return len(self._rows) + self.dropped, self._ended
 
     @property
     def whole_from(self) -> int:
@@ -214,7 +220,7 @@ class Timed:
         self.recorder.add(self.lane, self.name, self.start, end, unit=self.unit, bytes=self.bytes)
 
 
-def _from_the_end(rows: deque[_Row] | list[_Row], first_step: int) -> list[_Row]:
+def _from_the_end(rows: deque[_Row], first_step: int) -> list[_Row]:
     """The rows from a step on, newest first. Workers file spans of the step before meanwhile: a copy is looked at."""
     size = _CHUNK
     while True:

@@ -7,7 +7,8 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from torch import nn
 
 from syncline._compat import on_every_step, replace_function
 from syncline.errors import UsageError
+from syncline.trace.agree import Agreement, agree
 from syncline.trace.clocks import host
 from syncline.trace.collect import Seen, Written, collect, write_own, write_trace
-from syncline.trace.cost import facts
+from syncline.trace.cost import facts, unknown
 from syncline.trace.merge import Part
 from syncline.trace.recorder import Recorder, process_recorder
 from syncline.trace.recording_cost import hooks_cost
@@ -29,6 +31,7 @@ from syncline.trace.recording_hooks import Watch
 from syncline.trace.recording_models import search, see
 from syncline.trace.recording_wire import see_buckets, see_collectives
 from syncline.trace.settle import settled
+from syncline.trace.spacing import Pace, Sampling
 from syncline.trace.usage import cores
 
 FOLDER = "syncline-trace"
@@ -46,12 +49,17 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 class Recording:
     """A recording under way, or one that has ended: then `written` says what it left."""
 
-    def __init__(self, path: Path, *, every: int, timeout_s: float, parts: bool) -> None:
+    def __init__(self, path: Path, *, every: int | None, timeout_s: float, parts: bool) -> None:
         self.path, self.every, self.timeout_s, self.parts = path, every, timeout_s, parts
         self.written: Written | None = None
         self._number, self._process = next(_numbers), os.getpid()
+        self._rank, self._world = 0, 1
+        self._models: dict[int, weakref.ref[nn.Module]] = {}  # by id: a module may be no key
+        self.when_begun: Callable[[], None] = lambda: None
+        """Called in the process that trains, which may be a fork of the one that made this."""
         self._watch: Watch | None = None
         self._recorder: Recorder | None = None
+        self._agreement: Agreement | None = None
         self._explicit = False
         # Without a model and an optimizer the first step that anybody takes says where the training is.
         self._undo = [on_every_step(lambda *_: None, self._first_step)]
@@ -93,6 +101,8 @@ class Recording:
         if watch is None or recorder is None or self.written is not None or os.getpid() != self._process:
             return None if self.written is None else self.written.path
         watch.close()
+        if self._agreement is not None:
+            self._agreement.close()
         recorder.enabled = False
         watch.land()
         self.written = self._write(self._seen(watch, recorder, error), watch)
@@ -108,13 +118,19 @@ class Recording:
             _log.warning("syncline: the trace was not written: %s", second)
 
     def _seen(self, watch: Watch, recorder: Recorder, error: BaseException | None) -> Seen:
-        recorder.rank = dist.get_rank() if _together() else 0
-        spans = settled(recorder.spans(), sampled=self.every > 1)
-        hooks_ns, filed = hooks_cost(watch, device=recorder.device)
-        cost = facts(recorder, every=self.every, hooks_ns=hooks_ns, by_hooks=filed)
+        recorder.rank = dist.get_rank() if _together() else self._rank
+        every = watch.sampling.used(recorder.step)
+        spans = settled(recorder.spans(), sampled=every > 1)
+        notes = list(watch.notes)
+        try:
+            hooks_ns, filed = hooks_cost(watch, device=recorder.device)
+            cost = facts(recorder, every=every, hooks_ns=hooks_ns, by_hooks=filed)
+        except Exception as failed:  # whatever state the loop has left torch in, the trace is written
+            cost = unknown(recorder, every=every)
+            notes.append(f"what recording cost is not known: {type(failed).__name__}: {failed}".splitlines()[0][:200])
         part = Part(recorder.rank, spans, host())
         crashed = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return Seen(part, cores(), recorder.usage.rows, cost, crashed)
+        return Seen(part, cores(), recorder.usage.rows, cost, crashed, tuple(notes))
 
     def _write(self, seen: Seen, watch: Watch) -> Written:
         together = _together()
@@ -122,28 +138,56 @@ class Recording:
         about: dict[str, Any] = {"strategy": "syncline" if ours else "ddp" if watch.ddp else "loop"}
         if together:
             about["backend"] = dist.get_backend()
-        world = dist.get_world_size() if together else 1
+        world = dist.get_world_size() if together else self._world
         if self.parts:
             write_own(seen, self.path, world_size=world)
+        if world > 1 and not together:
+            kept = write_own(seen, self.path, world_size=world)
+            return Written(
+                kept, (f"the process group was gone before the recording ended: {kept} has this rank's", *seen.notes)
+            )
         if world == 1:
             return write_trace([seen], self.path, world_size=1, about=about)
         timeout_s = min(self.timeout_s, _CRASH_S) if seen.crashed else self.timeout_s
         return collect(seen, self.path, number=self._number, timeout_s=timeout_s, about=about)
 
     def _begin(self, device: torch.device) -> Watch:
+        self._process = os.getpid()
+        self._look_around()
         recorder = process_recorder(device, engine=False)
         recorder.restart()
-        watch = Watch(recorder, every=self.every)
+        watch = Watch(recorder)
+        if self.every is None:
+            watch.pace = Pace(self._decide)
+        else:
+            watch.sampling = Sampling(self.every)
         watch.explicit = self._explicit
         watch.open()
         if dist.is_available():
             see_collectives(watch)
         self._watch, self._recorder = watch, recorder
+        self.when_begun()
         return watch
+
+    def _look_around(self) -> None:
+        """Remember the place among the ranks: at the end the group may be gone."""
+        if _together():
+            self._rank, self._world = dist.get_rank(), dist.get_world_size()
+
+    def _decide(self, mine: Sampling) -> None:
+        """The first steps are over, and this rank would go on like this."""
+
+        def use(agreed: Sampling) -> None:
+            if self._watch is not None:
+                self._watch.sampling = agreed
+
+        self._agreement = agree(mine, use, number=self._number)
 
     def _first_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Somebody has stepped, and no model was named: the next step shows which there are."""
         if self._watch is not None:
+            if self._world == 1:
+                self._look_around()
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not parameters:
@@ -151,7 +195,9 @@ class Recording:
         search(self._begin(parameters[0].device), self._see)
 
     def _see(self, model: nn.Module) -> None:
-        if self._watch is not None:
+        known = self._models.get(id(model))
+        if self._watch is not None and (known is None or known() is not model):
+            self._models[id(model)] = weakref.ref(model)
             see(self._watch, model)
             see_buckets(self._watch, model)
 
@@ -173,7 +219,7 @@ def start(
     *,
     model: Models = None,
     optimizer: Optimizers = None,
-    every: int = 1,
+    every: int | None = None,
     timeout: float = 30.0,
     parts: bool = False,
 ) -> Recording:
@@ -182,12 +228,13 @@ def start(
     path: the trace, or a folder for it; `syncline-trace` by default.
     model: what the loop calls, one or several; by default the first recorded step shows which there are.
     optimizer: one or several; the step of the last one ends a step. By default the first one that steps.
-    every: record each n-th step only.
+    every: record each n-th step only; 1 is all. By default all of the first steps, and then as seldom as keeps
+        recording below 0.7% of the time.
     timeout: seconds that `stop` waits for the other ranks.
     parts: each rank keeps a file of its own as well.
     """
     global _active
-    if every < 1:
+    if every is not None and every < 1:
         raise UsageError(f"every is {every}: each n-th step is recorded, 1 or more")
     if _active is not None and _active.begun:
         raise UsageError("a recording is under way: call syncline.trace.stop() first (SYNCLINE_TRACE starts one, too)")
@@ -218,7 +265,7 @@ def recording(
     optimizer: Optimizers = None,
     *,
     path: str | Path | None = None,
-    every: int = 1,
+    every: int | None = None,
     timeout: float = 30.0,
     parts: bool = False,
 ) -> Iterator[Recording]:

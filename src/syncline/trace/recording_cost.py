@@ -32,10 +32,12 @@ def _kind(kind: str, device: torch.device, own_hook: bool) -> tuple[float, float
     """What a hook takes, and the spans and steps that it files."""
     watch = Watch(Recorder(device=device, base=False))
     watch.own_hook = own_hook
-    with_hooks, without = _KINDS[kind](watch)
-    with_hooks()
-    spans, steps = watch.recorder.counts()
-    return cold_ns(with_hooks, without), spans, steps
+    # The recording may end where gradients are off.
+    with torch.inference_mode(False), torch.enable_grad():
+        with_hooks, without = _KINDS[kind](watch)
+        with_hooks()
+        spans, steps = watch.recorder.counts()
+        return cold_ns(with_hooks, without), spans, steps
 
 
 def _forward(watch: Watch) -> _Calls:

@@ -29,4 +29,6 @@ class Loaded:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy asks before there is a loader
+            raise AttributeError(name)
         return getattr(self._loader, name)

@@ -5,9 +5,11 @@ from the second step on: the first one shows that this process trains at all, wh
 """
 
 import atexit
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ def prepare() -> None:
     """Record from the first step on that somebody takes in this process; on import, where the variable is set."""
     if _off or not os.environ.get(PATH) or current() is not None:
         return
-    start(os.environ[PATH], every=_every())
+    start(os.environ[PATH], every=_every()).when_begun = _begun
     atexit.register(_at_exit)
 
 
@@ -46,11 +48,25 @@ def leave_alone() -> None:
         under_way.stop()
 
 
-def _every() -> int:
-    text = os.environ.get(EVERY, "1")
+def _every() -> int | None:
+    text = os.environ.get(EVERY, "")
+    if not text:
+        return None
     if not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"{EVERY}={text}: each n-th step is recorded, a number of 1 or more")
     return int(text)
+
+
+def _begun() -> None:
+    """A process of multiprocessing's ends without `atexit` where it was forked."""
+    if multiprocessing.parent_process() is not None:
+        Finalize(None, _at_child_exit, exitpriority=0)
+
+
+def _at_child_exit() -> None:
+    under_way, error = current(), sys.exc_info()[1]
+    if under_way is not None:
+        under_way.stop_quietly(None if isinstance(error, SystemExit) else error)
 
 
 def _at_exit() -> None:

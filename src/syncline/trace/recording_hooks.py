@@ -13,6 +13,7 @@ import torch
 
 from syncline._compat import after_backward, on_every_backward, on_every_step
 from syncline.trace.recorder import Recorder
+from syncline.trace.spacing import Pace, Sampling
 from syncline.trace.span import STEP
 
 BETWEEN = "between steps"
@@ -24,10 +25,14 @@ _MOMENT_S = 0.2
 
 
 class Watch:
-    """The loop of one process, of which each `every`-th step is recorded."""
+    """The loop of one process."""
 
-    def __init__(self, recorder: Recorder, *, every: int = 1) -> None:
-        self.recorder, self.every = recorder, every
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.sampling = Sampling()
+        """Which steps are recorded; another thread may say so."""
+        self.pace: Pace | None = None
+        """Looks at the first steps, where it is not decided yet which are to be recorded."""
         self.ddp = False
         """Whether backward passes end with DDP's wait for its buckets."""
         self.own_hook = False
@@ -36,10 +41,13 @@ class Watch:
         """When the last gradient was there, in the backward pass under way; after it DDP waits for its buckets."""
         self.counts = {"forward": 0, "backward": 0, "update": 0, "exchange": 0}
         """How often each kind of hook has done something: what they cost is counted by it."""
+        self.notes: list[str] = []
+        """What could not be seen, for the trace."""
         self.explicit = False
         """Whether the loop's data are seen, and need not be guessed."""
-        self.bucket = self.collective = 0
-        """How many of a backward pass, and of a step, there were."""
+        self.buckets: dict[str, int] = {}
+        self.collectives: dict[str, int] = {}
+        """How many of a backward pass, and of a step, there were, by their process group."""
         self.launched = self.landed = 0
         """Exchanges that were begun, and those whose end was seen: another thread says so, a little later."""
         self._begin: Any = recorder.mark(STEP)
@@ -111,7 +119,8 @@ class Watch:
             return backward(*args, **kwargs)
         recorder = self.recorder
         self._depth += 1
-        self.bucket, self.computed = 0, None
+        self.buckets.clear()
+        self.computed = None
         hook = self._note_end(args, kwargs) if self.own_hook else None
         start = recorder.mark("backward")
         if self._loss_from is not None:
@@ -172,29 +181,27 @@ class Watch:
 
     def _end_step(self) -> None:
         recorder = self.recorder
-        now = recorder.mark(STEP)
-        if self.keeps(recorder.step):
+        now, sampling = recorder.mark(STEP), self.sampling
+        if sampling.keeps(recorder.step):
             recorder.add(STEP, STEP, self._begin, now)
         recorder.step += 1
         step = recorder.step
-        if self.every > 1:
+        if self.pace is not None and self.pace.ended(recorder):
+            self.pace = None
+        if sampling.every > 1:
             # An engine's work reaches from one step into the next: those before and behind are watched, too.
             margin = 1 if recorder.engines else 0
-            recorder.enabled = any(self.keeps(number) for number in range(step - margin, step + margin + 1))
+            recorder.enabled = any(sampling.keeps(number) for number in range(step - margin, step + margin + 1))
             if now is None and recorder.enabled:
                 now = recorder.mark(STEP)
         self._begin = now
         if recorder.enabled:
             self._gap = now if isinstance(now, int) else time.perf_counter_ns()
         self._loss_from = self._stepped_from = None
-        self.collective = 0
+        self.collectives.clear()
         if self.on_step is not None:
             call, self.on_step = self.on_step, None
             call()
-
-    def keeps(self, step: int) -> bool:
-        """Whether a step is one of those that are recorded."""
-        return step % self.every == 0
 
     def interrupt(self) -> None:
         """A collective begins outside of the passes: what was guessed around it is no data, loss or update."""

@@ -1,5 +1,7 @@
 """Hooks on the modules that a loop calls, and on those alone: their parts cost nothing."""
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,16 +19,25 @@ def see(watch: Watch, model: nn.Module) -> None:
     if getattr(model, "_compiled_call_impl", None) is not None:
         watch.until_closed(_around_compiled(watch, model))
         return
-    start: Any = None
+    calls = _Calls()
 
     def before(module: nn.Module, args: Any) -> None:
-        nonlocal start
-        start = watch.enter_forward()
+        step = watch.recorder.step
+        if calls.depth and calls.step != step:
+            calls.depth = 0  # an interrupt left it
+        if not calls.depth:
+            calls.step, calls.start = step, watch.enter_forward()
+        calls.depth += 1
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        watch.leave_forward(start)
+        calls.depth = max(0, calls.depth - 1)
+        # Torch calls this without an output, and from its handler, where the forward has failed.
+        if not calls.depth and not (output is None and sys.exc_info()[1] is not None):
+            watch.leave_forward(calls.start)
 
-    for handle in (model.register_forward_pre_hook(_Hook(before)), model.register_forward_hook(_Hook(after))):
+    entered = model.register_forward_pre_hook(_Hook(before))
+    left = model.register_forward_hook(_Hook(after), always_call=True)
+    for handle in (entered, left):
         watch.until_closed(handle.remove)
 
 
@@ -60,6 +71,13 @@ def search(watch: Watch, use: Callable[[nn.Module], None]) -> None:
 
     watch.until_closed(remove)
     watch.on_step = done
+
+
+class _Calls(threading.local):
+    """The calls of a module that one thread is in: one that calls itself is one forward."""
+
+    depth = step = 0
+    start: Any = None
 
 
 class _Hook:

@@ -5,6 +5,7 @@ bit, and afterwards it gets the real one back: a comm hook could not be taken aw
 that averages by itself call functions of `torch.distributed`, which are replaced while a recording goes on.
 """
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _COLLECTIVES = (
     ("all_to_all_single", "all-to-all", 1, "input"),
     ("barrier", "barrier", -1, ""),
 )
+_NAME = 8  # characters of a group's name, which may be a long hash
 _USED = "used parameters"
 """A bit each, where DDP looks for those that were not."""
 _FORWARDED = (
@@ -43,7 +45,8 @@ def see_collectives(watch: Watch) -> None:
     """Record the collectives that Python calls, but for our engine's, which has spans of its own."""
     for name, ours, place, keyword in _COLLECTIVES:
         if hasattr(dist, name):
-            watch.until_closed(replace_function(dist, name, _recorded(watch, ours, place, keyword)))
+            group_at = list(inspect.signature(getattr(dist, name)).parameters).index("group")
+            watch.until_closed(replace_function(dist, name, _recorded(watch, ours, place, keyword, group_at)))
 
 
 def see_buckets(watch: Watch, model: nn.Module) -> None:
@@ -72,6 +75,7 @@ def _see_ddp(watch: Watch, module: Any) -> Callable[[], None]:
 
 def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
     """A group that passes all on to another and notes when an all-reduce began and ended."""
+    place = _place(group)
 
     class Between(dist.ProcessGroup):
         def __init__(self) -> None:
@@ -84,11 +88,12 @@ def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
             if not recorder.enabled:
                 return self.inner.allreduce(tensors, options)
             tensor = tensors[0]
-            unit = _USED
-            if tensor.is_floating_point() or tensor.is_complex():
-                unit, watch.bucket = f"bucket {watch.bucket}", watch.bucket + 1
+            unit = f"{_USED}{place}"
+            is_bucket = tensor.is_floating_point() or tensor.is_complex()
+            if is_bucket:
+                unit = _numbered(watch.buckets, "bucket", place)
             start = recorder.mark("exchange")
-            if unit != _USED:
+            if is_bucket:
                 watch.computed = start  # the last bucket goes when the last gradient is there
             work = self.inner.allreduce(tensors, options)
             _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes)
@@ -108,13 +113,31 @@ def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
     return Between()
 
 
-def _recorded(watch: Watch, name: str, place: int, keyword: str) -> Callable[..., Any]:
+def _place(group: Any) -> str:
+    """What units of a group have behind their number: nothing where it is the world's.
+
+    All ranks have the same name of a group, and those that are not in it have their own collectives meanwhile.
+    """
+    name = str(getattr(group, "group_name", ""))
+    return "" if group is None or group is dist.group.WORLD or not name else f" of group {name[:_NAME]}"
+
+
+def _numbered(counted: dict[str, int], kind: str, place: str) -> str:
+    number = counted.get(place, 0)
+    counted[place] = number + 1
+    return f"{kind} {number}{place}"
+
+
+def _recorded(watch: Watch, name: str, place: int, keyword: str, group_at: int) -> Callable[..., Any]:
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not watch.recorder.enabled or _is_ours(sys._getframe(2)):
             return original(*args, **kwargs)
+        group = args[group_at] if group_at < len(args) else kwargs.get("group")
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            return original(*args, **kwargs)
         recorder = watch.recorder
         given = args[place] if 0 <= place < len(args) else kwargs.get(keyword)
-        unit, watch.collective = f"collective {watch.collective}", watch.collective + 1
+        unit = _numbered(watch.collectives, "collective", _place(group))
         size = _bytes(given)
         watch.interrupt()
         step, start = recorder.step, recorder.mark("exchange")
@@ -140,14 +163,20 @@ def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: 
     """File the span when the collective is done: on CUDA, behind it on a stream that waits for it."""
     recorder = watch.recorder
     step = recorder.step
-    watch.counts["exchange"] += 1
-    watch.launched += 1
 
     def done(_: Any) -> None:
         recorder.ended("exchange", name, start, unit=unit, bytes=size, step=step)
         watch.landed += 1
 
-    work.get_future().then(done)
+    try:
+        work.get_future().then(done)
+    except Exception as error:  # not all backends' works have one
+        text = f"the end of a collective cannot be seen ({type(error).__name__}): it has no span"
+        if text not in watch.notes:
+            watch.notes.append(text)
+        return
+    watch.counts["exchange"] += 1
+    watch.launched += 1
 
 
 def _bytes(given: Any) -> int:

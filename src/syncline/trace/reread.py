@@ -6,11 +6,13 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.jsonstream import Limits
+from syncline.trace.metadata import sane
 from syncline.trace.span import LANES, STEP, Span
 from syncline.trace.tracefile import TraceFile
 
 _LANES = frozenset({*LANES, STEP})
-_FAR = float(1 << 53)  # microseconds that a number of JSON holds exactly
+_FAR = 1 << 53  # what a number of JSON holds exactly: microseconds, bytes, steps
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,8 @@ def reread(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Reread:  
         spans.append(span)
     if not spans:
         raise UsageError(f"{path} holds no spans of Syncline's: name a run folder, or a trace.json.gz from one")
-    told = file.header.get("otherData")
-    metadata = told if isinstance(told, dict) else {}
-    origin = metadata.get("origin_ns")
-    if type(origin) is int and origin:
+    metadata = sane(file.header.get("otherData"))
+    if origin := metadata.get("origin_ns"):
         spans = [replace(span, start=span.start + origin, end=span.end + origin) for span in spans]
     notes = (f"{path.name} ends {file.cut}: the spans up to there are used",) if file.cut else ()
     return Reread(spans, metadata, notes)
@@ -61,6 +61,8 @@ def _span(event: dict[str, Any]) -> Span | None:
     if not isinstance(begin, int | float) or not isinstance(length, int | float):
         return None
     if not -_FAR < begin < _FAR or not 0 <= length < _FAR:
+        return None
+    if not 0 <= rank < _MOST_RANKS or not -_FAR < step < _FAR or not 0 <= size < _FAR:
         return None
     start = round(begin * 1000)
     end = start + round(length * 1000)

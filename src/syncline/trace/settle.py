@@ -10,11 +10,12 @@ from syncline.trace.span import STEP, Span
 
 
 def settled(spans: Sequence[Span], *, sampled: bool) -> list[Span]:
-    """The spans to keep; with `sampled` those of a recorded step, and others' that reach into one."""
+    """The spans to keep; with `sampled` those of recorded steps, of the steps before and behind where an engine was
+    watched there (its ranks' waits are told by them), and others' that reach into a recorded step."""
     made = _unpacked(spans)
     if not sampled:
         return made
-    kept = {s.step for s in made if s.lane == STEP}
+    kept = {step for s in made if s.lane == STEP for step in (s.step - 1, s.step, s.step + 1)}
     steps = sorted((s.start, s.end) for s in made if s.lane == STEP)
     ends = [end for _, end in steps]
 

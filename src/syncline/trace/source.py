@@ -1,5 +1,6 @@
 """Where a trace comes from: a run folder, a file of ours or of others, a folder of ranks' files."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from syncline.trace.partition import split_waits
 from syncline.trace.rankfile import has_parts, merge_folder
 from syncline.trace.reread import reread
 from syncline.trace.span import Span
+from syncline.trace.untold import waits_missing
 
 TRACE = "trace.json.gz"
 """The trace of all ranks in a strategy's folder."""
 
+_TOLD = "are not told from transfers"
 _NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # what a run folder holds beside its runs
 
 
@@ -81,14 +84,24 @@ def _others(path: Path, found: Imported) -> Source:
     spans = [span for rank in found.ranks for span in found.spans[rank]]
     if found.aligned and len(found.ranks) > 1:
         spans = split_waits(spans)
-    notes = list(found.notes)
+    about: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.ranks))}
     if not found.aligned:
-        notes.append("not all ranks' clocks could be compared: waits for a late rank are not told from transfers")
-    return Source(path, spans, {"imported": found.kind, "world_size": len(found.ranks)}, tuple(notes))
+        about["aligned"] = False
+    return Source(path, spans, about, (*found.notes, *_untold(about, spans)))
+
+
+def _untold(about: Mapping[str, Any], spans: Sequence[Span]) -> list[str]:
+    """A note where waits for a late rank cannot be told."""
+    why = waits_missing(about, len({span.rank for span in spans}))
+    return [f"{why}: waits for a late rank {_TOLD}"] if why else []
 
 
 def _read(path: Path) -> Source:
     again = reread(path)
     told = again.metadata.get("notes")
     earlier = [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
-    return Source(path, again.spans, again.metadata, (*earlier, *again.notes))
+    notes, about = (*earlier, *again.notes), again.metadata
+    if any(_TOLD in text for text in notes):
+        # Its clocks were not measured, as it says.
+        return Source(path, again.spans, {**about, "aligned": False}, notes)
+    return Source(path, again.spans, about, (*notes, *_untold(about, again.spans)))

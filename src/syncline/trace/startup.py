@@ -106,14 +106,16 @@ def _causes(
         spent = mean([sum(trace.phase(phase, rank, early)) for rank in trace.ranks])
         extra[phase] = spent - usual * len(early)
     steady = mean([mean(trace.phase("update", rank, late)) for rank in trace.ranks])
-    for name in PLANNING:
-        extra[name] = 0.0
-        for step in early:
-            if name in planned.get(step, {}):
-                # What it plans from was measured before that, in the same update.
-                spent = mean([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
-                extra[name] += max(planned[step][name], spent - steady)
-        extra["update"] -= extra[name]
+    extra |= dict.fromkeys(PLANNING, 0.0)
+    for step in early:
+        names = planned.get(step, {})
+        own = sum(names.values())
+        # What it plans from was measured before that, in the same update: all of it is planning's, by their lengths.
+        spent = mean([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
+        for name, ms in names.items():
+            share = max(own, spent - steady) * (ms / own if own else 1 / len(names))
+            extra[name] += share
+            extra["update"] -= share
     whole = sum(ms for ms in extra.values() if ms > 0)
     found = sorted(((name, ms) for name, ms in extra.items() if ms > 0.01 * whole), key=lambda pair: -pair[1])
     return tuple(found)

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from syncline.trace.bound import COMPUTE
 from syncline.trace.causes import CAUSES, Cause
 from syncline.trace.findings import Facts, Finding
+from syncline.trace.phases import PHASES
+from syncline.trace.robust import mean, usual
+from syncline.trace.wording import words
 
 FEWEST = 3
 """Steady steps below which nothing is said."""
@@ -21,7 +24,7 @@ def verdict(facts: Facts, causes: Sequence[Cause] = CAUSES) -> tuple[Finding, tu
         few = f"{facts.steps} steady step{'s' if facts.steps != 1 else ''}"
         return Finding("unclear", f"Too few steps to tell: {few}, at least {FEWEST} are needed."), ()
     found = [finding for one in causes if (finding := one(facts)) is not None]
-    found = [finding for finding in found if (finding.recoverable_ms or 0.0) >= MATTERS * facts.step_ms]
+    found = [one for one in found if one.recoverable_ms and one.recoverable_ms >= MATTERS * facts.step_ms]
     sure = [finding for finding in found if (finding.recoverable_ms or 0.0) > finding.doubt_ms]
     most = max((finding.recoverable_ms or 0.0 for finding in sure), default=0.0)
     sure.sort(
@@ -48,6 +51,14 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
         )
     if bound.compute_ms is None:
         return Finding("unclear", "The trace holds no compute, so that nothing can be said of what hides what.")
+    behind = mean([usual(series) for series in facts.behind_data.values()])
+    if behind >= _UNSEEN * facts.step_ms:
+        return Finding(
+            "unclear",
+            f"Ranks load data for {facts.ms('data'):.1f} ms a step ({facts.share(facts.ms('data'))}), and for"
+            f" {behind:.1f} ms of that an exchange runs behind it: without one of them the other shows. Load ahead and"
+            " send less, both.",
+        )
     compute = sum(facts.ms(phase) for phase in COMPUTE)
     if len(facts.ranks) > 1 and bound.distance is not None and bound.distance <= _NEAR:
         what = "compute" if bound.bound_ms == bound.compute_ms else "the wire"
@@ -58,18 +69,28 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
             " are waits.",
             max(0.0, facts.step_ms - (bound.bound_ms or 0.0)),
         )
-    if compute >= _MOSTLY * facts.step_ms:
+    beside = {phase: facts.ms(phase) for phase in PHASES if phase not in COMPUTE}
+    largest = max(beside, key=lambda phase: beside[phase])
+    # A quarter in which the training thread stood still is no compute, whatever the rest is.
+    if compute >= _MOSTLY * facts.step_ms and (largest == "other" or beside[largest] < _UNSEEN * facts.step_ms):
         return Finding(
             "compute-bound",
             f"{facts.share(compute)} of a step of {step} is compute (forward {facts.ms('forward'):.1f} ms, backward"
             f" {facts.ms('backward'):.1f} ms, update {facts.ms('update'):.1f} ms), and no other cause costs"
             f" {MATTERS:.0%} of it.",
         )
-    rest = facts.ms("other")
+    rest = beside["other"]
     if rest >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",
             f"{rest:.1f} ms of a step of {step} ({facts.share(rest)}) lie in no recorded lane: record more of"
             " the loop.",
+        )
+    if bound.distance is not None and bound.distance > _NEAR:
+        return Finding(
+            "unclear",
+            f"No known cause costs {MATTERS:.0%} of a step of {step}, and yet it is {bound.distance:.0%} above the"
+            f" bound of {bound.bound_ms:.1f} ms: beside compute most of it is {words(largest)}, {beside[largest]:.1f}"
+            f" ms ({facts.share(beside[largest])}).",
         )
     return Finding("fine", f"No single cause costs {MATTERS:.0%} of a step of {step}.")

@@ -17,7 +17,7 @@ ASSUMED_BITS = 100e6
 _POINTS = 48
 _APART = 8.0  # the largest message over the smallest, for a line through their times
 _ALONE = 1.2  # messages under way at once, on average: with more, a message's own time says little
-_GROWS = 1.3
+_FASTER = 20.0  # than any step shows: so much, and no more, is believed of a fitted line
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Wire:
     """Where these come from: `fitted` over sizes, the `link`, `seen` (bytes over time), or `assumed`."""
     link: float | None
     best: float | None
-    """The best bandwidth seen in any step."""
+    """The bandwidth that one step in ten exceeds, or a fitted line's where that is more."""
 
     @property
     def wire_ms(self) -> float | None:
@@ -87,7 +87,7 @@ def wire(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int], *, lin
         points = [(sum(sizes.values()) / count_all, sum(busy.values()) / 1e6 / count_all)]
     latency, bits, known = _cost(points, link, best, factor=mean(list(sent.values())) / max(1, _mean(sizes) * count))
     if best is not None and bits is not None and known == "fitted":
-        best = max(best, min(bits, 20 * best))
+        best = max(best, bits)
     return Wire(
         messages=sum(len(members) for members in by.values()) / whole,
         bytes=sum(sizes.values()) / whole,
@@ -127,7 +127,9 @@ def _stretches(members: Sequence[Joined]) -> int:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Latency and time a byte through pairs of bytes and time, or nothing where sizes or times are too alike.
+    """Latency and time a byte through pairs of bytes and time, or nothing where sizes are too alike.
+
+    Times that do not grow with sizes are latency: a byte costs nothing then.
 
     The slope is the median of those between all pairs, weighted by how far apart their sizes are, so that neither a
     few odd messages nor many of one size decide it.
@@ -145,9 +147,8 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
         if so_far >= half:
             slope = value
             break
-    latency = max(0.0, middle([time - slope * size for size, time in points]))
-    grows = latency + slope * points[-1][0] > _GROWS * (latency + slope * points[0][0])
-    return (latency, slope) if slope > 0 and grows else None
+    slope = max(0.0, slope)
+    return max(0.0, middle([time - slope * size for size, time in points])), slope
 
 
 def _mean(values: Mapping[tuple[int, int], int]) -> float:
@@ -186,8 +187,9 @@ def _cost(
     sized = [(size, time) for size, time in points if size > 0]
     if not sized:
         return middle([time for _, time in points]), None, "seen"
-    if found := fit(sized):
-        return found[0], 8e3 / found[1], "fitted"
+    if (found := fit(sized)) and best:
+        latency, slope = found
+        return latency, min(8e3 / slope, _FASTER * best) if slope > 0 else _FASTER * best, "fitted"
     usual, lasted = middle([size for size, _ in sized]), middle([time for _, time in sized])
     if usual >= SMALL:
         return 0.0, best, "seen"

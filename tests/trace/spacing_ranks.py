@@ -1,0 +1,34 @@
+"""What ranks do in the tests of sampled recordings; importable, so that they can be started."""
+
+import time
+
+import pytest
+from recording_ranks import Loop
+
+from syncline.trace import recording, spacing
+
+STEP_S = 0.01
+"""So that the ranks know of each other before the first step is left out."""
+
+
+def by_default(rank, world_size, kind, folder, steps):
+    """Each rank alone would choose another spacing."""
+    loop = Loop(rank, kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spacing, "spacing", lambda **_: 5 + 3 * rank)
+        with recording(loop.model, loop.optimizer, path=folder):
+            for _ in range(steps):
+                time.sleep(STEP_S)
+                loop.step()
+    loop.close()
+
+
+def straggling(rank, world_size, kind, folder, steps, every):
+    """Rank 1 sleeps in forward."""
+    loop = Loop(rank, kind)
+    sleep_s = 0.025 if rank == 1 else 0.005
+    loop.inner[0].register_forward_pre_hook(lambda *_: time.sleep(sleep_s))
+    with recording(loop.model, loop.optimizer, path=folder, every=every):
+        for _ in range(steps):
+            loop.step()
+    loop.close()
