@@ -1,9 +1,12 @@
 """How ranks' spans come together where one is late or clocks fail, and what a long recording keeps."""
 
+import struct
 import threading
 import time
 from collections import deque
 
+import pytest
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
@@ -64,8 +67,42 @@ def test_an_engine_that_closes_files_no_spans():
     model = nn.Linear(2, 2)
     recorder = process_recorder(model.weight.device, engine=False)
     before = recorder.engines
-    sync = syncline.attach(model)
-    assert recorder.engines == before + 1
-    sync.close()
-    sync.close()
-    assert recorder.engines == before
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        sync = syncline.attach(model)
+        assert recorder.engines == before + 1
+        sync.close()
+        sync.close()
+        assert recorder.engines == before
+    finally:
+        dist.destroy_process_group()
+
+
+class Event:
+    """As a CUDA event tells its distance from another: milliseconds as a float of 32 bits."""
+
+    def __init__(self, ms):
+        self.ms = ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return struct.unpack("f", struct.pack("f", other.ms - self.ms))[0]
+
+
+def test_events_are_read_as_finely_after_hours():
+    recorder, base = Recorder(), 12_345.678
+    recorder._base = Event(base), 1_000_000
+    for step in range(20_000):  # of 777.777 ms: four hours
+        begin = base + 777.777 * step
+        recorder.add("forward", "f", Event(begin + 0.1), Event(begin + 0.2), step=step)
+        recorder.add("update", "u", Event(begin + 0.4), Event(begin + 0.3), step=step)
+        recorder.add("step", "step", Event(begin), Event(begin + 777.777), step=step)
+        if step in (5_000, 5_001):
+            recorder.recent(step)
+    spans = [s for s in recorder.spans() if s.step == 19_999]
+    assert [s.end - s.start for s in spans] == pytest.approx([100_000, 0, 777_777_000], abs=100)
+    # Steps that are all equally long are all rounded the same way; this is still less than a float's last bit.
+    assert spans[2].start == pytest.approx(1_000_000 + 777_777_000 * 19_999, abs=600_000)
+    assert spans[0].start - spans[2].start == pytest.approx(100_000, abs=100)

@@ -182,3 +182,15 @@ def test_collectives_of_groups_are_numbered_apart(tmp_path):
         assert sorted(units) == ["collective 0", apart[0], "collective 1", apart[1]]
     finally:
         dist.destroy_process_group()
+
+
+def test_a_rank_whose_group_is_gone_leaves_its_own_file(tmp_path):
+    model, optimizer = make()
+    under_way = start(tmp_path, model=model, optimizer=optimizer)
+    train(model, optimizer, 2)
+    under_way._rank, under_way._world = 1, 2  # as it was before the group went
+    assert stop() == tmp_path / "rank1.spans.jsonl.gz"
+    assert not (tmp_path / "trace.json.gz").exists()
+    source = find(tmp_path)
+    assert {s.rank for s in source.spans} == {1}
+    assert under_way.written.notes[0].startswith("the process group was gone before the recording ended")

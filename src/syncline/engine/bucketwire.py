@@ -144,6 +144,7 @@ class BucketWire:
         failed = False
         if self._executor is not None:
             self._executor.close()
+            self._executor.recorder.engines -= 1
             failed = self._executor.failure is not None
         if reuse and not failed:
             self.groups.close()

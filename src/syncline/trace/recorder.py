@@ -1,7 +1,7 @@
 """The recorder: a bounded ring of spans on one rank. Host spans read a clock, CUDA spans read events later."""
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import replace
 from itertools import islice
@@ -26,6 +26,7 @@ BLOCKED = "blocked"
 
 
 _CHUNK = 1024
+_APART_MS = 1000.0
 _TRAINING = frozenset({"data", "forward", "backward", "update"})
 
 
@@ -61,6 +62,9 @@ class Recorder:
         self.usage = Usage()
         """What each step took of the processor; marks of the lane `step` are its ends."""
         self._base: tuple[torch.cuda.Event, int] | None = None
+        self._anchors: list[tuple[torch.cuda.Event, int]] = []
+        self._anchored: list[int] = []
+        self._chained = 0
         # A user need not have made the model's device the current one; looking a stream up is half of a mark's cost.
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._index = 0
@@ -141,6 +145,7 @@ class Recorder:
         self._since = time.perf_counter_ns()
         self.usage.close()
         self.usage = Usage()
+        self._anchors, self._anchored, self._chained = [], [], 0
         if self._cuda:
             self._base = self._base_event()
         self.enabled = True
@@ -156,20 +161,22 @@ class Recorder:
 
     def spans(self, first_step: int = 0) -> list[Span]:
         """The kept spans from a step on as records, steps last. On CUDA this waits for the events it reads."""
+        self._chain()
         rows = [row for row in (*list(self._rows), *list(self._steps)) if row[3] >= first_step]
         return _cut_blocked(
             [
-                Span(self.rank, lane, name, unit, step, *self._times(start, end), size)
+                Span(self.rank, lane, name, unit, step, *self._times(start, end, step), size)
                 for lane, name, unit, step, start, end, size in rows
             ]
         )
 
     def recent(self, first_step: int) -> list[Span]:
         """The spans from a step on, in no order, without those still under way; reads from the end backwards."""
+        self._chain()
         spans: list[Span] = []
         for rows in (self._rows, self._steps):
             for lane, name, unit, step, start, end, _ in _from_the_end(rows, first_step):
-                begin, finish = self._times(start, end)
+                begin, finish = self._times(start, end, step)
                 spans.append(Span(self.rank, lane, name, unit, step, begin, finish))
         return _cut_blocked(spans)
 
@@ -190,15 +197,31 @@ class Recorder:
         event.synchronize()
         return event, time.perf_counter_ns()
 
-    def _times(self, start: _Mark, end: _Mark) -> tuple[int, int]:
+    def _chain(self) -> None:
+        """Tie the steps' marks to the base, each to the one before: events tell distances in milliseconds as float32,
+        which after an hour is a quarter of one."""
+        fresh, self._chained = self._ended - self._chained, self._ended
+        if self._base is None or not fresh:
+            return
+        event, host = self._anchors[-1] if self._anchors else self._base
+        for row in reversed(list(islice(reversed(self._steps), fresh))):
+            row[4].synchronize()
+            apart = event.elapsed_time(row[4])
+            if apart >= _APART_MS:
+                event, host = row[4], host + round(apart * 1e6)
+                self._anchors.append((event, host))
+                self._anchored.append(row[3])
+
+    def _times(self, start: _Mark, end: _Mark, step: int) -> tuple[int, int]:
         if isinstance(start, int):
             return start, int(end)
         assert self._base is not None
         end.synchronize()
-        event, host = self._base
+        at = bisect_right(self._anchored, step) - 1
+        event, host = self._base if at < 0 else self._anchors[at]
         begin = int(host + round(event.elapsed_time(start) * 1e6))
-        # From its own start: after minutes, the distance from the base is too coarse for a short span.
-        return begin, begin + round(start.elapsed_time(end) * 1e6)
+        # From its own start: the distance from elsewhere is too coarse for a short span.
+        return begin, begin + max(0, round(start.elapsed_time(end) * 1e6))
 
 
 class Timed:
