@@ -39,7 +39,7 @@ REPLAN = "replan"
 """The span in which a plan is found and put to use."""
 
 
-def allowed_codecs(text: str) -> list[str] | None:
+def allowed_codecs(text: str, *, device: str = "cpu") -> list[str] | None:
     """The lossy codecs of `"auto"` or `"auto(int8, powersgd(rank=4))"`; None if the spec is not auto."""
     if text.strip().partition("(")[0].strip() != "auto":
         return None
@@ -49,7 +49,7 @@ def allowed_codecs(text: str) -> list[str] | None:
     named = [show(arg) if isinstance(arg, tuple) else str(arg) for arg in call.args]
     for codec in named:
         exchange.legal(codec)
-    return named or within(NOISE)
+    return named or within(NOISE, device=device)
 
 
 class Auto:

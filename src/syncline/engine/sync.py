@@ -78,7 +78,7 @@ class Sync:
         self.recorder = recorder or process_recorder(self.device)
         self._counted = recorder is None
         self.shapes = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
-        allowed = allowed_codecs(compress) if compress is not None else None
+        allowed = None if compress is None else allowed_codecs(compress, device=self.device.type)
         self.plan = first_plan(
             plan, self.shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=self.world
         )
