@@ -12,8 +12,8 @@ import platform
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,11 @@ def setting(device: str, names: Sequence[str] | None = None, **asked: Any) -> Se
     return Setting(device=device, ways=ways, **{**own, **given})
 
 
-def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict[str, Any]:
-    """Start the ranks and make a row of each way."""
+@contextmanager
+def started(
+    run: Callable[..., dict[str, Any]], wanted: Setting, progress: Callable[[str], None]
+) -> Iterator[tuple[list[dict[str, Any]], Path, float]]:
+    """What the ranks of a benchmark found, the folder in which they met, and how busy the machine was before."""
     if min(wanted.batch, wanted.blocks, wanted.steps, wanted.warm_up) < 1 or wanted.ranks < 2:
         raise UsageError("batch, blocks, steps and warm-up are 1 or more, ranks 2 or more")
     if wanted.device == "cuda" and not torch.cuda.is_available():
@@ -61,12 +64,19 @@ def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
         records = launch(
-            run_rank,
+            run,
             places(wanted, stack),
-            (wanted, str(folder / "rendezvous")),
+            (wanted, str(folder / "rendezvous"), str(folder)),
             logs=folder,
             on_message=lambda rank, text: progress(text) if rank == 0 else None,
         )
+        yield records, folder, busy
+
+
+def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict[str, Any]:
+    """Start the ranks and make a row of each way."""
+    with started(run_rank, wanted, progress) as (records, _, busy):
+        rows = [row(name, records) for name in wanted.ways]
     result = {
         "environment": environment(torch.device(wanted.device))
         | {"python": platform.python_version(), "platform": platform.platform(), "cores": cores()}
@@ -77,7 +87,7 @@ def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict
         "gradient_bytes": records[0]["gradient_bytes"],
         "repetitions": f"{wanted.blocks} blocks of {wanted.steps} steps in turn, on each of {wanted.ranks} ranks",
         "warnings": [],
-        "rows": [row(name, records) for name in wanted.ways],
+        "rows": rows,
     }
     if busy > _BUSY:
         result["warnings"].append(f"other programs took {busy:.0%} of this machine: preliminary figures")

@@ -125,9 +125,9 @@ class Record:
     loss: float = math.nan
 
 
-def run_rank(place: Place, payload: tuple[Setting, str], report: Report) -> dict[str, Any]:
+def run_rank(place: Place, payload: tuple[Setting, str, str], report: Report) -> dict[str, Any]:
     """Build all ways, measure them in turn; returns plain records by way."""
-    setting, store = payload
+    setting, store, _ = payload
     with joined(setting, place, store) as device:
         return _measure(setting, device, report)
 

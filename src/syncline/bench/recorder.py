@@ -13,9 +13,7 @@ import platform
 import shlex
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,13 @@ import torch
 
 from syncline.bench.codecs import table
 from syncline.bench.measure import environment, summarize
-from syncline.bench.overhead import BATCH, places, write
+from syncline.bench.overhead import BATCH, started, write
 from syncline.bench.overhead_rank import Setting
 from syncline.bench.recorder_rank import LEAD, run_rank, trace_file
-from syncline.cluster.launch import launch, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.trace.partition import partition
 from syncline.trace.reread import reread
-from syncline.train.runfolder import busy_share, cores
+from syncline.train.runfolder import cores
 
 WAYS = ("ddp", "syncline")
 MOST, APART = 0.01, 0.01
@@ -53,21 +50,7 @@ def setting(device: str, **asked: Any) -> Setting:
 
 def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict[str, Any]:
     """Start the ranks and make a row of each way."""
-    if min(wanted.batch, wanted.blocks, wanted.steps, wanted.warm_up) < 1 or wanted.ranks < 2:
-        raise UsageError("batch, blocks, steps and warm-up are 1 or more, ranks 2 or more")
-    if wanted.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' is not here: use --device cpu")
-    busy = busy_share(1.0)
-    warm_up()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
-        records = launch(
-            run_rank,
-            places(wanted, stack),
-            (wanted, str(folder / "rendezvous"), str(folder)),
-            logs=folder,
-            on_message=lambda rank, text: progress(text) if rank == 0 else None,
-        )
+    with started(run_rank, wanted, progress) as (records, folder, busy):
         rows = [row(name, records, _traces(wanted, str(folder), name)) for name in wanted.ways]
     result = {
         "environment": environment(torch.device(wanted.device))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from syncline.report.results import Summary
+from syncline.trace import robust
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -14,11 +15,7 @@ def quantile(values: Sequence[float], q: float) -> float:
     """
     if not values:
         raise ValueError("the quantile of no values is not defined: give at least one")
-    ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return robust.quantile(values, q)
 
 
 def median(values: Sequence[float]) -> float:

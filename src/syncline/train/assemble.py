@@ -11,6 +11,9 @@ from syncline.trace.merge import Merged, Part, merge
 from syncline.trace.metadata import together
 from syncline.train.strategies import load
 
+_FEWEST = 3
+"""Steps under a plan from which shares are taken without those before it."""
+
 
 def merged(records: Sequence[Mapping[str, Any]]) -> Merged:
     """All ranks' spans on rank 0's clock, with waits cut out of exchanges."""
@@ -85,7 +88,11 @@ def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> 
     series += [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
     steps = partition(s for s in spans if s.step >= whole_from) or partition(spans)
     first = min(steps, default=None)
-    steady = {step: phases for step, phases in steps.items() if step != first} or steps
+    planned = sorted({s.step + 1 for s in spans if s.name == REPLAN})
+    # Until its first plan the engine measures: those steps are start-up, too.
+    tuned = {step: phases for step, phases in steps.items() if planned and step >= planned[0]}
+    later = {step: phases for step, phases in steps.items() if step != first}
+    steady = (tuned if len(tuned) >= _FEWEST else later) or steps
     theory, wire = record["theory"], record.get("wire")
     return {
         "rank": record["rank"],
@@ -97,7 +104,7 @@ def _rank(record: Mapping[str, Any], spans: Sequence[Span], whole_from: int) -> 
         "loss": record["losses"],
         "test_accuracy": record["accuracy"],
         "breakdown": shares(steady) if steady else dict.fromkeys(PHASES),
-        "planned_at": sorted({s.step + 1 for s in spans if s.name == REPLAN}),
+        "planned_at": planned,
         "wire": {
             "measured": wire is not None,
             "sent": theory["sent"] if wire is None else wire["sent"],
