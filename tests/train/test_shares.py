@@ -1,0 +1,29 @@
+"""Shares of a run: steps in which the engine still measures are start-up."""
+
+import pytest
+
+from syncline.engine.auto import REPLAN
+from syncline.trace import Span
+from syncline.train.assemble import _rank
+
+RECORD = {
+    "rank": 0, "node": 0, "host": "here", "losses": [1.0], "accuracy": None, "theory": {"sent": 0, "received": 0},
+}  # fmt: skip
+MS = 1_000_000
+
+
+def _spans(steps, planned_after):
+    for step in range(steps):
+        at = step * 100 * MS
+        yield Span(0, "step", "step", "", step, at, at + 100 * MS)
+        yield Span(0, "forward", "forward", "", step, at, at + 50 * MS)
+        if step == planned_after:
+            yield Span(0, "update", REPLAN, "plan", step, at + 50 * MS, at + 100 * MS)
+
+
+@pytest.mark.parametrize(("steps", "update"), [(12, 0.0), (7, 0.5 / 6)])
+def test_the_step_that_plans_counts_only_where_few_steps_follow(steps, update):
+    told = _rank(RECORD, list(_spans(steps, planned_after=5)), 0)
+    assert told["planned_at"] == [6]
+    assert told["breakdown"]["update"] == pytest.approx(update)
+    assert sum(told["breakdown"].values()) == pytest.approx(1)
