@@ -13,7 +13,7 @@ from syncline.sim.replay_needs import Steps, is_barrier, needs
 from syncline.sim.replay_starts import Start, ready, starts
 from syncline.sim.replay_thread import STALL, Thread
 from syncline.sim.replay_work import Work, exchange_units, is_beside, meetings, wire_order, works
-from syncline.trace.recorder import BLOCKED
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import STEP, Span
 
 OVER, THREAD, START, EMPTY = range(4)

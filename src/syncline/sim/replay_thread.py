@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncline.sim.replay_work import Work
-from syncline.trace.recorder import BLOCKED
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import STEP, Span
 
 STALL, OTHER = "stall", "other"

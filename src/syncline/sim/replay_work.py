@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syncline.trace.recorder import BLOCKED
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import Span
 
 _PART = re.compile(r"\[\d+\]$")

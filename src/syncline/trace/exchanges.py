@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.phases import PHASES
 from syncline.trace.prepared import Prepared
-from syncline.trace.recorder import BLOCKED
 from syncline.trace.robust import middle, usual
 from syncline.trace.span import Span
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.events import Event, micros, names, slots
-from syncline.trace.recorder import BLOCKED
 from syncline.trace.span import STEP, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.trace.recorder import BLOCKED
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import Span
 
 PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")

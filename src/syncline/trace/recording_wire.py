@@ -96,7 +96,7 @@ def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
             if is_bucket:
                 watch.computed = start  # the last bucket goes when the last gradient is there
             work = self.inner.allreduce(tensors, options)
-            _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes)
+            _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes, queue=place)
             return work
 
         def getBackendName(self) -> str:
@@ -137,7 +137,8 @@ def _recorded(watch: Watch, name: str, place: int, keyword: str, group_at: int) 
             return original(*args, **kwargs)
         recorder = watch.recorder
         given = args[place] if 0 <= place < len(args) else kwargs.get(keyword)
-        unit = _numbered(watch.collectives, "collective", _place(group))
+        queue = _place(group)
+        unit = _numbered(watch.collectives, "collective", queue)
         size = _bytes(given)
         watch.interrupt()
         step, start = recorder.step, recorder.mark("exchange")
@@ -146,7 +147,7 @@ def _recorded(watch: Watch, name: str, place: int, keyword: str, group_at: int) 
         finally:
             watch.resume()
         if isinstance(result, dist.Work):
-            _when_done(watch, result, start, name, unit, size)
+            _when_done(watch, result, start, name, unit, size, queue=queue)
         else:
             recorder.add("exchange", name, start, recorder.mark("exchange"), unit=unit, bytes=size, step=step)
             watch.counts["exchange"] += 1
@@ -159,17 +160,25 @@ def _is_ours(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("syncline.")
 
 
-def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: int) -> None:
-    """File the span when the collective is done: on CUDA, behind it on a stream that waits for it."""
+def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: int, *, queue: str) -> None:
+    """File the span when the collective is done: on CUDA, where its end is known to be, at once."""
     recorder = watch.recorder
     step = recorder.step
+    if start is None:
+        return  # a CUDA graph is captured
 
     def done(_: Any) -> None:
         recorder.ended("exchange", name, start, unit=unit, bytes=size, step=step)
         watch.landed += 1
 
     try:
-        work.get_future().then(done)
+        future = work.get_future()
+        end = recorder.mark_behind(future, queue)
+        if end is None:
+            future.then(done)
+        else:
+            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step)
+            watch.landed += 1
     except Exception as error:  # not all backends' works have one
         text = f"the end of a collective cannot be seen ({type(error).__name__}): it has no span"
         if text not in watch.notes:

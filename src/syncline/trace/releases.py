@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from syncline.trace.recorder import BLOCKED
+from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import Span
 
 

@@ -62,8 +62,14 @@ class _Ddp(Synchroniser):
 
     def _recorded(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         start = self._last_launch = self.recorder.mark("exchange")
+        if start is None:
+            return self._hook(self._state, bucket)
         step, unit, size = self.recorder.step, f"bucket {bucket.index()}", bucket.buffer().nbytes
         future = self._hook(self._state, bucket)
+        end = self.recorder.mark_behind(future)
+        if end is not None:
+            self.recorder.add("exchange", "all-reduce", start, end, unit=unit, bytes=size, step=step)
+            return future
 
         def done(finished: torch.futures.Future[Tensor]) -> Tensor:
             value = finished.value()
