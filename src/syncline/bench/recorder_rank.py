@@ -1,8 +1,13 @@
-"""One rank of `bench recorder`: the same training with the recorder on and off, in blocks of steps that take turns."""
+"""One rank of `bench recorder`: the same training with the recorder on and off, in blocks of steps that take turns.
+
+And within one recording of each n-th step: neighbours are alike, so recorded and other steps tell less of the machine
+and more of the recorder than blocks do.
+"""
 
 import gc
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,10 @@ LEAD = {"cpu": 1, "cuda": 3}
 """Steps of a block that do not count. On CUDA, what an attached model leaves in flight is then as it will be."""
 SETTLED = 18
 """Steps after which an attached model has its plan, and has looked at the link."""
+IN_TURN = 40
+"""Steps for each block, in which some are recorded and others are not."""
+APART = {"ddp": 2, "syncline": 6}
+"""There, each so manieth step is recorded; an attached model is watched in the steps before and behind, too."""
 SAMPLED_S = {"cpu": 40.0, "cuda": 10.0}
 """About how long a way is trained with sampling and, in turn, without recording; two rounds at the least."""
 
@@ -81,7 +90,10 @@ def _way(way: Way, setting: Setting, device: torch.device, folder: str, report: 
             path = Path(folder) / f"{way.name}-sampled.json.gz" if kind == "sampled" else None
             _block(way, blocks[kind], steps, device, path, every=every)
         report(f"{way.name}: each {every}. step, block {number + 1} of {rounds}, of {steps} steps")
-    return {kind: vars(one) for kind, one in blocks.items()} | {"every": every, "sampled_steps": steps}
+    in_turn = _in_turn(way, setting, device, Path(folder) / f"{way.name}-in-turn.json.gz")
+    report(f"{way.name}: recorded and other steps in turn")
+    found = {kind: vars(one) for kind, one in blocks.items()}
+    return found | {"every": every, "sampled_steps": steps, "in_turn": in_turn}
 
 
 def _default(way: Way, recorded: Blocks, device: torch.device) -> int:
@@ -118,6 +130,44 @@ def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Pat
     way.settle()
     if recording is not None:
         recording.stop()
+
+
+def _in_turn(way: Way, setting: Setting, device: torch.device, path: Path) -> dict[str, list[float]]:
+    """Milliseconds of the steps that were watched and of the others, a mean each cycle."""
+    every, recorder = APART[way.name], process_recorder(device, engine=False)
+    cycles = max(2, IN_TURN * setting.blocks // every)
+    gc.collect()
+    recording = start(path, model=way.module, optimizer=way.optimizer, every=every)
+    dist.barrier()
+    moments, watched = [_moment(device)], []
+    # The first cycles are start-up, or before the first step that was not watched.
+    for _ in range((cycles + 2) * every):
+        watched.append(recorder.enabled)
+        way.optimizer.zero_grad()
+        way.until_stepped()
+        moments.append(_moment(device))
+    way.optimizer.zero_grad()
+    way.settle()
+    recording.stop()
+    times = [_apart_ms(begin, end) for begin, end in pairwise(moments)]
+    found: dict[str, list[float]] = {"on": [], "off": []}
+    for first in range(2 * every, len(times), every):
+        for kind, wanted in (("on", True), ("off", False)):
+            mine = [times[n] for n in range(first, first + every) if watched[n] is wanted]
+            found[kind].append(sum(mine) / len(mine))
+    return found
+
+
+def _moment(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _apart_ms(begin: Any, end: Any) -> float:
+    return float((end - begin) * 1e3 if isinstance(begin, float) else begin.elapsed_time(end))
 
 
 def _step_done(device: torch.device) -> None:

@@ -26,8 +26,8 @@ from syncline.engine.probe import dense_seconds
 from syncline.engine.profile import Profile
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs
-from syncline.plan.planner import Choice, reorder, search
-from syncline.plan.predict import predict
+from syncline.plan.planner import WORTH, Choice, reorder, search
+from syncline.plan.predict import carriers, predict, scenario
 from syncline.plan.quality import NOISE, within
 from syncline.spec import parse_one, show
 
@@ -142,9 +142,20 @@ class Auto:
         if self.allowed is not None and not sync._sentinel.fell:
             return search(sync.shapes, costs, allowed=self.allowed)
         found = reorder(sync.plan, sync.shapes, costs)
+        fewer = self._fewer(costs) if found.step <= scenario(found.plan, sync.shapes, costs).host else None
+        if fewer is not None and fewer.step < found.step * (1 - WORTH):
+            return fewer
         bound = predict(found.plan, sync.shapes, costs).bound
         why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
         return Choice(found.plan, found.step, bound, (found,), why)
+
+    def _fewer(self, costs: Costs) -> Choice | None:
+        """The host cannot feed a GPU so many launches: the same codec and exchange for all, otherwise grouped."""
+        kinds = {(unit.codec, unit.exchange) for unit in self._sync.plan.units}
+        codec, carrier = min(kinds)
+        if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,):
+            return None
+        return search(self._sync.shapes, costs, allowed=[codec], always=(), mix=False)
 
     def _ask(self) -> None:
         """What does a step take now? The ranks' answer is heard a step later: nobody waits for it."""

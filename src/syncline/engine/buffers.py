@@ -40,6 +40,8 @@ def send(sync: "Sync", buffers: Sequence[Tensor]) -> Any:
 class Arriving:
     """The ticket of buffers that are being sent over Gloo."""
 
+    marked: list[Tensor] | None = None
+
     def __init__(self, sync: "Sync", buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         self._sync, self._lock, self._done = sync, threading.Lock(), False
         self._begin, self._step = sync.recorder.mark("exchange"), sync.recorder.step

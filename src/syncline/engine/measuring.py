@@ -1,6 +1,6 @@
 """What a running job costs, as numbers that all ranks have: the profile of its steps, its link, its codecs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +10,14 @@ from syncline import exchange
 from syncline.engine.loaded import beside_compute, busy_latency, carried_cost, drag
 from syncline.engine.probe import codec_cost, line_of, link_samples
 from syncline.engine.profile import Profile
-from syncline.plan.costs import CodecCost, Costs, Curve, Link, over
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, over
 from syncline.plan.planner import ALWAYS
 from syncline.plan.predict import built, carriers
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
 
-_HEAD = 5
+_HEAD = 8
 """Numbers of a profile's table that are not a parameter's."""
 _LARGEST_S = 0.1
 """A dense exchange of the largest flat gradient that codecs are tried on takes about so long."""
@@ -44,6 +44,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         specs = list(dict.fromkeys([*ALWAYS, *allowed]))
     cpu = sync.device.type == "cpu"
     link = measured_link(sync)
+    tried = {} if cpu else _codecs(sync, specs)
     return Costs(
         world=sync.world,
         forward=head[1],
@@ -51,7 +52,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         touched=dict(zip(names, rest[: len(names)], strict=True)),
         complete=dict(zip(names, rest[len(names) :], strict=True)),
         link=link,
-        codecs={} if cpu else _codecs(sync, specs),
+        codecs=tried,
         carried=_carried(sync, specs, link, stretch=head[4]) if cpu else {},
         update=Curve(0.0, head[3] / max(1, values)),
         data=head[0],
@@ -59,7 +60,18 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
         contention=1.0 if cpu else 0.1,
         drag=_drag(sync, link) if cpu else 0.0,
+        host=Host() if cpu else _host(sync, tried, *head[5:]),
     )
+
+
+def _host(sync: "Sync", tried: Mapping[str, CodecCost], passes: float, launches: float, updates: float) -> Host:
+    """What the host spent on a profiled step: on its passes, on all launches and on all updates."""
+    count = sum(len(unit.launches) for unit in sync._units)
+    coded = sum(
+        len(launch.cells) * tried[unit.row.codec].issue
+        for unit in sync._units if unit.row.codec in tried for launch in unit.launches
+    )  # fmt: skip
+    return Host(passes, max(0.0, launches - coded) / max(1, count), updates / max(1, len(sync._units)))
 
 
 def measured_link(sync: "Sync") -> Link:
@@ -118,5 +130,5 @@ def _carried(sync: "Sync", specs: Sequence[str], link: Link, *, stretch: float) 
 
 def _same(sync: "Sync", cost: CodecCost) -> CodecCost:
     lines = (cost.encode, cost.between, cost.decode)
-    numbers = agreed(sync, [n for line in lines for n in (line.fixed, line.each)])
-    return CodecCost(*(Curve(*numbers[i : i + 2]) for i in (0, 2, 4)))
+    numbers = agreed(sync, [*(n for line in lines for n in (line.fixed, line.each)), cost.issue])
+    return CodecCost(*(Curve(*numbers[i : i + 2]) for i in (0, 2, 4)), issue=numbers[6])

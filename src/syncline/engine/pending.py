@@ -20,6 +20,9 @@ from syncline._compat import NoSubclasses, storage_users
 class Ticket(Protocol):
     """What a touch waits for."""
 
+    marked: list[Tensor] | None
+    """The tensors whose touches wait for it; None before the first."""
+
     def wait(self) -> None:
         """Return when the value may be used (on CUDA: by what the current stream does next); raise if it never will."""
 
@@ -34,14 +37,15 @@ _Plain = torch.Tensor
 def mark(tensor: Tensor, ticket: Ticket) -> bool:
     """Let every touch of `tensor` wait for `ticket`. False if its class allows no such thing: wait at once then."""
     kind = type(tensor)
-    if getattr(kind, "_syncline_pending", False):
-        _tickets[id(tensor)] = (tensor, ticket)
-        return True
-    pending = _pending_class(kind)
-    if pending is None:
-        return False
+    if not getattr(kind, "_syncline_pending", False):
+        pending = _pending_class(kind)
+        if pending is None:
+            return False
+        tensor.__class__ = pending
     _tickets[id(tensor)] = (tensor, ticket)
-    tensor.__class__ = pending
+    if ticket.marked is None:
+        ticket.marked = []
+    ticket.marked.append(tensor)
     return True
 
 
@@ -57,12 +61,21 @@ def release(tensor: Tensor) -> None:
 
 
 def touch(tensor: Tensor) -> None:
-    """Wait for a tensor; it keeps its waiting class until nobody needs to wait, on any stream."""
+    """Wait for a tensor; it keeps its waiting class until nobody needs to wait, on any stream.
+
+    With it, all that wait for the same: a touch of each would cost more than to let them go.
+    """
     entry = _tickets.get(id(tensor))
-    if entry is not None:
-        entry[1].wait()
-        if entry[1].settled():
-            release(tensor)
+    if entry is None:
+        return
+    ticket = entry[1]
+    ticket.wait()
+    if ticket.settled():
+        marked, ticket.marked = ticket.marked or (), None
+        for other in marked:
+            known = _tickets.get(id(other))
+            if known is not None and known[1] is ticket:
+                release(other)
 
 
 def shares_memory(tensor: Tensor, own: int) -> bool:

@@ -6,16 +6,20 @@ alone, and the training goes on as ever. Touches are seen by tickets that have n
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from syncline.engine.units import Slot
 
 
 class Noted:
     """A ticket that notes when its parameter is first touched."""
+
+    marked: list[Tensor] | None = None
 
     def __init__(self, profile: "Profile", slot: Slot) -> None:
         self._profile, self._slot = profile, slot
@@ -51,12 +55,25 @@ class Profile:
         """`ended` (backward), `updating`, `updated`."""
         self._now[name] = self._mark()
         self._now[f"cpu {name}"] = time.thread_time()
+        self._now[f"host {name}"] = time.perf_counter()
+
+    @contextmanager
+    def issuing(self, what: str) -> Iterator[None]:
+        """The host's time in here goes to `launches` or `updates`."""
+        begin = time.perf_counter()
+        yield
+        self._now[what] = self._now.get(what, 0.0) + time.perf_counter() - begin
 
     def stepped(self) -> list[Noted]:
-        """A step is over; tickets for the next one, a parameter each."""
+        """A step is over; tickets for the next one, a parameter each.
+
+        On CUDA the next one begins when the device has nothing to do: a host that found it busy might wait for it.
+        """
         if "ended" in self._now and "begun" in self._now:
             self._steps.append(self._now)
-        self._now = {"begun": self._mark(), "cpu begun": time.thread_time()}
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        self._now = {"begun": self._mark(), "cpu begun": time.thread_time(), "host begun": time.perf_counter()}
         return [Noted(self, slot) for slot in self._slots]
 
     @property
@@ -65,7 +82,8 @@ class Profile:
         return len(self._steps)
 
     def table(self) -> list[float]:
-        """Seconds: data, forward, backward, update; `stretch`; first uses and completions by parameter; medians."""
+        """Medians, in seconds: data, forward, backward, update; `stretch`; the host's for passes, launches and updates;
+        first uses and completions by parameter."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
         rows = [self._row(step) for step in self._steps]
@@ -88,8 +106,13 @@ class Profile:
         # What a second of the training thread's CPU takes: 2 where two ranks share a core.
         cpu = step["cpu ended"] - step.get("cpu touched", step["cpu begun"])
         stretch = max(1.0, (end - begin) / max(1e-9, cpu))
+        updates = step.get("updates", 0.0)
+        passes = step["host ended"] - step["host begun"]
+        if "host updated" in step and "host updating" in step:
+            passes += max(0.0, step["host updated"] - step["host updating"] - updates)
         return [
-            begin, turn - begin, end - turn, max(0.0, updated - updating), stretch, *touches,
+            begin, turn - begin, end - turn, max(0.0, updated - updating), stretch,
+            passes, step.get("launches", 0.0), updates, *touches,
             *(max(0.0, c - turn) for c in completions),
         ]  # fmt: skip
 

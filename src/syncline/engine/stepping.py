@@ -3,6 +3,7 @@
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -214,8 +215,10 @@ class Stepper:
                 alias = self._alias(slot) if slot is not None else parameter.detach()
                 by_unit.setdefault(unit, []).append((slot, Member(index, parameter, alias, grad)))
         aliased: list[Any] = []
+        profile = self._sync._profile
         for unit, entries in by_unit.items():
-            promise = self._schedule(optimizer, at, unit, [member for _, member in entries])
+            with nullcontext() if profile is None else profile.issuing("updates"):
+                promise = self._schedule(optimizer, at, unit, [member for _, member in entries])
             shared = False
             for slot, member in entries:
                 # In the order of the plain loop: an older graph over this parameter is out of date from now on.

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from syncline._compat import NoSubclasses
+from syncline._compat import NoSubclasses, raw_stream
 from syncline.engine.flow import Launch, carry
 from syncline.engine.units import UnitRun
 from syncline.engine.watch import Watched
@@ -27,6 +28,8 @@ _LOOK_S = 0.5
 
 class EventPromise:
     """Work on a side stream; `wait` orders the current stream behind it."""
+
+    marked: list[Tensor] | None = None
 
     def __init__(self, executor: "Streams") -> None:
         self._executor = executor
@@ -44,10 +47,11 @@ class EventPromise:
         if executor.failure is not None:
             raise executor.failure
         assert self.event is not None, "a unit was waited for before it was issued"
-        stream = torch.cuda.current_stream(executor.device)
-        if self._seen == stream.cuda_stream or self.event.query():
+        handle = raw_stream(executor.index)
+        if self._seen == handle or self.event.query():
             return
-        self._seen = stream.cuda_stream
+        self._seen = handle
+        stream = torch.cuda.current_stream(executor.device)
         recorder = executor.recorder
         begin = recorder.mark("forward") if recorder.enabled else None
         stream.wait_event(self.event)
@@ -66,6 +70,7 @@ class Streams:
         self, recorder: Recorder, device: torch.device, *, watched: Watched, streams: int = 6, updates: int = 4
     ) -> None:
         self.recorder, self.device, self.watched = recorder, device, watched
+        self.index = torch.cuda.current_device() if device.index is None else device.index
         self.failure: BaseException | None = None
         self.lanes = streams
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]

@@ -343,8 +343,9 @@ class Sync:
                     self._go(unit)
         if self._profile is not None:
             self._profile.note("ended")
-            for unit in self._held:
-                self._executor.ready(unit)
+            with self._profile.issuing("launches"):
+                for unit in self._held:
+                    self._executor.ready(unit)
             self._held = []
         self._open, self._outstanding, self._exchanged = False, True, True
         if self._buffers:

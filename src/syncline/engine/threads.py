@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from syncline._compat import NoSubclasses
 from syncline.engine.flow import Launch, carry
@@ -26,6 +27,8 @@ _PATIENCE_S = 3.0
 
 class Promise:
     """Something a worker will have done. `wait` raises what went wrong."""
+
+    marked: list[Tensor] | None = None
 
     def __init__(self, executor: "Threads") -> None:
         self._executor = executor

@@ -158,7 +158,9 @@ def units_of(
 
 
 class Exchanged:
-    """The ticket of a gradient between backward and step."""
+    """The ticket of a unit's gradients between backward and step."""
+
+    marked: list[Tensor] | None = None
 
     def __init__(self, sync: "Sync", unit: UnitRun) -> None:
         self._sync, self._unit = sync, unit

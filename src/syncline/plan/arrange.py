@@ -110,7 +110,7 @@ class _Trials:
         first: dict[object, int] = {}
         self._kind = [first.setdefault(job, at) for at, job in enumerate(base.jobs)]
         self._seen: dict[tuple[int, ...], tuple[Outcome, list[int]]] = {}
-        self.bound = max(base.compute, base.wire)
+        self.bound = max(base.compute, base.wire, base.host)
 
     def key(self, order: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._kind[i] for i in order)

@@ -50,6 +50,20 @@ class CodecCost:
     encode: Curve = field(default_factory=Curve)
     between: Curve = field(default_factory=Curve)
     decode: Curve = field(default_factory=Curve)
+    issue: float = field(default=0.0, kw_only=True)
+    """Seconds in which the host gives all of it to a GPU, whatever the size."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Seconds of the thread that feeds a GPU; nothing where the compute is the thread's own."""
+
+    passes: float = 0.0
+    """A step without exchanges and updates."""
+    launch: float = 0.0
+    """Each launch, beside its codec's `issue`."""
+    update: float = 0.0
+    """Each unit's update."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Costs:
     """What a second in which the wire is busy takes from compute."""
     carried: Mapping[str, CodecCost] = field(default_factory=dict)
     """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; goes before `codecs`."""
+    host: Host = field(default_factory=Host)
 
     def __post_init__(self) -> None:
         times = (self.forward, self.backward, self.data, self.tail, self.link.latency)
@@ -118,11 +133,9 @@ def load_costs(path: Path) -> Costs:
             raise UsageError(f"{path} holds no cost curves of version {VERSION}: measure again with syncline plan")
         table["link"] = Link(**table["link"])
         table["update"] = Curve(**table["update"])
+        table["host"] = Host(**table.get("host", {}))
         for kind in ("codecs", "carried"):
-            table[kind] = {
-                name: CodecCost(**{stage: Curve(**line) for stage, line in stages.items()})
-                for name, stages in table.get(kind, {}).items()
-            }
+            table[kind] = {name: _codec(stages) for name, stages in table.get(kind, {}).items()}
         return Costs(**table)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -130,3 +143,8 @@ def load_costs(path: Path) -> Costs:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} holds no cost curves: {error}") from None
+
+
+def _codec(stages: Mapping[str, Any]) -> CodecCost:
+    curves = {stage: Curve(**line) for stage, line in stages.items() if stage != "issue"}
+    return CodecCost(**curves, issue=float(stages.get("issue", 0.0)))

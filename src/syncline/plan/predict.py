@@ -52,7 +52,20 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
         lanes=costs.lanes,
         contention=costs.contention,
         drag=costs.drag,
+        host=_host(plan, by_name, costs),
     )
+
+
+def _host(plan: Plan, shapes: Mapping[str, Shape], costs: Costs) -> float:
+    """Seconds in which the host gives a GPU all of a step."""
+    host = costs.host
+    if not host.passes:
+        return 0.0
+    total = host.passes
+    for unit in plan.units:
+        one = _launch_of(unit, shapes, costs)
+        total += host.update + unit.partitions * (host.launch + one.cells * cost_of(unit.codec, costs).issue)
+    return total
 
 
 def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dict[str, int]]:
@@ -80,8 +93,7 @@ def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dic
 def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0, ready: int = 0) -> Job:
     """One part of a unit (they are all alike) as the simulator sees it."""
     members = [shapes[name] for name in unit.parameters]
-    sizes = tuple(shape.shape for shape in members)
-    one = launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, costs.world)
+    one = _launch_of(unit, shapes, costs)
     values = sum(shape.values for shape in members) / unit.partitions
     carried = carried_cost(unit.codec, unit.exchange, costs)
     cost = carried or cost_of(unit.codec, costs)
@@ -103,6 +115,12 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
         for _ in range(halves)
     )
     return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
+
+
+def _launch_of(unit: Unit, shapes: Mapping[str, Shape], costs: Costs) -> Launch:
+    members = [shapes[name] for name in unit.parameters]
+    sizes = tuple(shape.shape for shape in members)
+    return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, costs.world)
 
 
 def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:

@@ -62,6 +62,8 @@ class Scenario:
     """What a second of codec or update work takes from other compute that runs meanwhile: 0 none, 1 all of it."""
     drag: float = 0.0
     """What a second in which the wire is busy takes from compute: a host that sends and receives has less to give."""
+    host: float = 0.0
+    """Seconds in which a host gives a GPU a step's work. It runs ahead of the GPU, and no step takes less."""
     pipelined: bool = False
     """A communicator's next latency passes while its transfer before is on the wire."""
 
@@ -149,7 +151,7 @@ def _check(s: Scenario) -> None:
 
 
 def _times(s: Scenario) -> Iterable[float]:
-    yield from (s.data, s.tail, *s.update)
+    yield from (s.data, s.tail, s.host, *s.update)
     for layer in s.layers:
         yield layer.forward
         yield layer.backward

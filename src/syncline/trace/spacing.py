@@ -19,10 +19,7 @@ FIRST, LOOK = 20, 10
 _AHEAD, _AHEAD_NS = 10, 500_000_000
 """From the decision to the first step that may be left out, the longer of the two: so that all ranks know by then."""
 
-# Linear through what recording every step was measured to take of ResNet-50 on an H200: 1.7 ms with 12 spans a step
-# (DDP), 6.9 ms with 186 (attached), see benchmarks/results/recorder-h200-every-step.json, rounded up. On a two-core
-# EPYC, where a hook finds its caches swept, it is 0.3 to 0.4 ms with DDP's.
-_SPAN_NS, _STEP_NS = 50e3, 1.2e6
+_SPAN_NS, _STEP_NS = 25e3, 0.3e6
 _ENGINE_STEPS = 3  # an engine is watched in the steps before and behind as well
 
 
