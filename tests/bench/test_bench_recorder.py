@@ -25,7 +25,8 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
         assert sampled["every"] > 1  # steps are short
         assert sampled["steps"] == 2 * sampled["every"]
         assert sampled["ratio"]["step"]["repetitions"] == sampled["rounds"] == 1
-        assert f"1 in {sampled['every']}" in shown
+        assert f"1 in {sampled['every']}, by steps" in shown
+        assert row["in_turn"]["ratio"]["repetitions"] == (40 if row["way"] == "ddp" else 5)
         assert 0 < row["counted_share"] < 1
         assert row["spans_per_step"] > 4
         assert set(row["partition_error"]["ranks"]) == {"0", "1"}
@@ -38,7 +39,7 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
         times = ("step", "cpu", "thread")
         made = {"on": dict.fromkeys(times, on), "off": dict.fromkeys(times, off)}
         made |= {"sampled": dict.fromkeys(times, off), "sampled_off": dict.fromkeys(times, off)}
-        return made | {"every": 4, "sampled_steps": 8}
+        return made | {"every": 4, "sampled_steps": 8, "in_turn": {"on": on, "off": off}}
 
     records = [{"ways": {"ddp": seen([2.0, 4.0], [1.0, 2.0])}}, {"ways": {"ddp": seen([3.0, 3.0], [3.0, 3.0])}}]
     facts = {"overhead_ns_per_step": 20_000.0, "spans_per_step": 9.0}
@@ -48,6 +49,11 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
     assert row["step_ms"]["off"]["median"] == 2.25
     assert {key: row["sampled"][key] for key in ("every", "steps", "rounds")} == {"every": 4, "steps": 8, "rounds": 2}
     assert row["sampled"]["ratio"]["step"]["median"] == 1.0
+    turns = row["in_turn"]
+    assert turns["ratio"]["median"] == row["ratio"]["step"]["median"]
+    assert turns["default"]["ratio"] == pytest.approx(1 + (turns["ratio"]["median"] - 1) / 4), "one step in four"
+    attached = recorder.in_turn([records[0]["ways"]["ddp"]], "syncline", 4)
+    assert attached["default"]["ratio"] == pytest.approx(1 + 0.75), "watched in the steps beside it, too"
     assert row["counted_share"] == pytest.approx(0.02 / 2.25)
     assert row["partition_error"]["ranks"]["0"] == {"worst": 0.0, "median": 0.0}
     assert row["partition_error"]["worst"] == pytest.approx(0.1)

@@ -1,6 +1,7 @@
 """`compress="auto"`: profiled, planned and planned again on real ranks, all at the same step."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
+from syncline.engine import auto
 from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
 from syncline.engine.drift import WINDOW
 from syncline.errors import UsageError
+from syncline.plan import Host
 
 
 def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options: Any) -> tuple[Any, list[float]]:
@@ -183,3 +186,38 @@ def test_a_plan_waits_for_the_last_of_several_optimizers() -> None:
     assert one == two
     assert one["planned_at"] == [WARM_UP + PROFILED]
     assert one["planned_in"] == [1]
+
+
+def host_bound(rank: int, world: int) -> dict[str, Any]:
+    measured = auto.measured
+    auto.measured = lambda *given: replace(measured(*given), host=Host(passes=0.01, launch=0.5, update=0.5))
+    found: dict[str, Any] = {}
+    try:
+        for name, options in (("dense", {}), ("ring", {"exchange": "ring"}), ("int8", {"compress": "int8"})):
+            torch.manual_seed(0)
+            wide = (nn.Linear(512, 512) for _ in range(4))
+            model = nn.Sequential(nn.Linear(32, 512), *wide, nn.Linear(512, 10))
+            units: list[int] = []
+            sync, _ = train(
+                rank, WARM_UP + PROFILED + 2, model, lambda s, _, u=units: u.append(len(s.plan.units)), **options
+            )
+            kinds = {(row.codec, row.exchange) for row in sync.plan.units}
+            found[name] = units[0], units[-1], kinds, sync.plan.hash
+            sync.close()
+    finally:
+        auto.measured = measured
+    return found
+
+
+@pytest.mark.timeout(90)
+def test_where_the_host_is_the_bound_the_same_codec_goes_in_fewer_launches() -> None:
+    ranks = run_ranks(host_bound, 2, timeout=80)
+    assert ranks[0] == ranks[1]
+    for name, kind in (("dense", ("none", "allreduce")), ("int8", ("int8", "allgather"))):
+        before, after, kinds, _ = ranks[0][name]
+        assert before > after
+        assert after == 1
+        assert kinds == {kind}
+    before, after, kinds, _ = ranks[0]["ring"]
+    assert before == after, "an exchange that somebody asked for stays, and so do its units"
+    assert kinds == {("none", "ring")}

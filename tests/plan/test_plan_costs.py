@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model_shapes import mlp
 
 from syncline.errors import UsageError
-from syncline.plan import NOISE, CodecCost, Curve, Link, load_costs, within
+from syncline.plan import NOISE, CodecCost, Curve, Host, Link, load_costs, within
 from syncline.plan.quality import CHOSEN, POINTS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -48,13 +48,20 @@ def test_one_point_is_a_fixed_time_and_none_is_nothing() -> None:
 
 def test_costs_come_back_from_a_file(tmp_path: Path) -> None:
     made = costs(mlp(), 0.1, data=0.001, tail=0.002, contention=0.5)
-    made = replace(made, codecs={**made.codecs, "topk(0.01) | int8": CodecCost(Curve(1.0, 2.0))})
+    made = replace(made, codecs={**made.codecs, "topk(0.01) | int8": CodecCost(Curve(1.0, 2.0), issue=3.0)})
+    made = replace(made, host=Host(0.01, 2e-4, 1e-4))
     file = tmp_path / "costs.json"
     file.write_text(made.to_json())
     assert load_costs(file) == made
     fast = replace(made, link=Link(0.0, float("inf")))
     file.write_text(fast.to_json())
     assert load_costs(file) == fast
+    table = json.loads(made.to_json())
+    del table["host"]
+    del table["codecs"]["topk(0.01) | int8"]["issue"]
+    file.write_text(json.dumps(table))
+    old = load_costs(file)
+    assert (old.host, old.codecs["topk(0.01) | int8"].issue) == (Host(), 0.0), "as files from before have it"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cost_cases import CODECS, bert, by_multiplications, costs
 from model_shapes import mlp, resnet50, vgg19
 
 from syncline.errors import UsageError
-from syncline.plan import Choice, Costs, Link, Plan, Shape, default_plan, predict, reorder, scenario, search
+from syncline.plan import Choice, Costs, Host, Link, Plan, Shape, default_plan, predict, reorder, scenario, search
 from syncline.plan.arrange import arrange, greedily
 from syncline.plan.candidates import exchanged
 from syncline.plan.mixing import secopa
@@ -244,6 +244,16 @@ def test_an_infinite_network_and_a_single_rank() -> None:
     for measured in (replace(costs(shapes, 0.01), link=Link(0.0, float("inf"))), costs(shapes, 0.01, world=1)):
         choice = search(shapes, measured, allowed=["int8"])
         assert choice.plan.about["chosen"] == "none"
+
+
+def test_a_host_that_cannot_keep_up_gets_fewer_launches() -> None:
+    shapes = resnet50()
+    plain = costs(shapes, 0.06, bytes_per_s=3e9)
+    slow = replace(plain, host=Host(passes=0.04, launch=6e-4, update=2e-4))
+    free, held = (search(shapes, given, always=("none",), mix=False) for given in (plain, slow))
+    assert len(held.plan.order) < len(free.plan.order) / 2
+    assert held.step < predict(free.plan, shapes, slow).step
+    assert held.step < 0.063, "with few launches the host is not the bound any more"
 
 
 def test_nothing_to_plan_is_an_error() -> None:

@@ -7,7 +7,7 @@ from cost_cases import costs
 from model_shapes import layer, resnet50, vgg19
 
 from syncline import codecs, exchange
-from syncline.plan import CodecCost, Costs, Curve, Link, Plan, Shape, Unit, default_plan, predict, scenario
+from syncline.plan import CodecCost, Costs, Curve, Host, Link, Plan, Shape, Unit, default_plan, predict, scenario
 from syncline.plan.predict import carriers
 from syncline.plan.predict import job as job_of
 from syncline.sim import simulate
@@ -136,6 +136,23 @@ def test_models(shapes: list[Shape], codec: str) -> None:
     told = predict(plan, shapes, costs(shapes, 0.1))
     assert told.compute == pytest.approx(0.1)
     assert told.bound <= told.step <= scenario(plan, shapes, costs(shapes, 0.1)).serial
+
+
+def test_the_host_gives_a_gpu_every_launch_every_run_of_a_codec_and_every_update() -> None:
+    host, coded = Host(passes=10.0, launch=0.5, update=0.25), CodecCost(issue=2.0)
+    told = scenario(units("int8", "allgather", parts=2), SHAPES, hand_made(host=host, codecs={"int8": coded}))
+    assert told.host == 10 + 3 * (0.25 + 2 * (0.5 + 2.0))
+    # Of three matrices of three shapes a unit's codec runs three times in one launch, and once for its small tensors.
+    one = Unit("all", tuple(shape.name for shape in SHAPES), "powersgd", "allreduce", 1)
+    together = scenario(Plan((one,), (("all", 0),)), SHAPES, hand_made(host=host, codecs={"powersgd": coded}))
+    cells = len(codecs.batches(codecs.build("powersgd"), list(one.parameters), [s.shape for s in SHAPES], small=16384))
+    assert cells > 1
+    assert together.host == 10 + 0.25 + 0.5 + cells * 2.0
+    assert scenario(units(), SHAPES, hand_made()).host == 0
+    long = scenario(units(), SHAPES, hand_made(host=Host(passes=100.0)))
+    assert simulate(long).step == 100
+    assert simulate(long, spans=True).step == 100
+    assert simulate(long).bound < 100, "of the hardware"
 
 
 def test_a_codec_known_over_one_exchange_is_not_free_over_another() -> None:

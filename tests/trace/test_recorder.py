@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from syncline.trace import Recorder, Span
 from syncline.trace.export import chrome_trace, write_chrome_trace
@@ -101,6 +102,32 @@ def test_cuda_spans_come_from_events():
     forward, update = recorder.spans()
     assert forward.end - forward.start > 10 * (update.end - update.start)
     assert update.start >= forward.end
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_end_of_a_collective_is_marked_on_a_stream_that_holds_nobody_up(tmp_path):
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        recorder, gradient = Recorder(device="cuda"), torch.ones(1 << 20, device="cuda")
+        for name in ("first", "second"):
+            start = recorder.mark("exchange")
+            future = dist.all_reduce(gradient, async_op=True).get_future()
+            end = recorder.mark_behind(future, "world")
+            recorder.add("exchange", name, start, end)
+        assert len(recorder._beside) == 1, "one stream for all that end in their order"
+        first, second = recorder.spans()
+        assert first.start <= first.end <= second.end
+        assert second.end > second.start
+    finally:
+        dist.destroy_process_group()
+
+
+def test_on_the_cpu_a_future_says_its_end_by_itself():
+    future = torch.futures.Future()
+    future.set_result(None)
+    assert Recorder().mark_behind(future) is None
 
 
 def test_a_blocked_training_thread_is_cut_out_of_its_own_spans():

@@ -4,8 +4,8 @@ Two ranks on this machine train the same model under DDP and attached, with the 
 turns in the same processes; a ratio is of two blocks of one round. On means that every step is recorded, and then, in
 longer blocks, each n-th as the recorder chooses by default: that is what the bound of 1% is for. The wall time is read
 from the host's clock around each block, not from the recorder. Where a machine's noise is more than 1%, recorded steps
-and their neighbours that are not tell more: they take turns within one recording. Also runnable where typer is not:
-`python -m syncline.bench.recorder --device cuda`.
+and their neighbours that are not tell more: they take turns within one recording, which is switched on and off.
+Also runnable where typer is not: `python -m syncline.bench.recorder --device cuda`.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def compared(ranks: Sequence[dict[str, Any]], on: str, off: str) -> dict[str, An
 
 
 def in_turn(ranks: Sequence[dict[str, Any]], name: str, every: int) -> dict[str, Any]:
-    """What a watched step takes of one beside it that is not; and what that comes to by default, one in `every`."""
+    """What a recorded step takes of one that is not; and what that comes to by default, one in `every`."""
     on, off = (
         [statistics.mean(values) for values in zip(*(rank["in_turn"][kind] for rank in ranks), strict=True)]
         for kind in ("on", "off")

@@ -1,13 +1,12 @@
 """One rank of `bench recorder`: the same training with the recorder on and off, in blocks of steps that take turns.
 
-And within one recording of each n-th step: neighbours are alike, so recorded and other steps tell less of the machine
-and more of the recorder than blocks do.
+And within one recording that is switched on and off: neighbours are alike, so recorded and other steps tell less of the
+machine and more of the recorder than blocks do.
 """
 
 import gc
 import time
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ LEAD = {"cpu": 1, "cuda": 3}
 """Steps of a block that do not count. On CUDA, what an attached model leaves in flight is then as it will be."""
 SETTLED = 18
 """Steps after which an attached model has its plan, and has looked at the link."""
-IN_TURN = 40
+IN_TURN = 80
 """Steps for each block, in which some are recorded and others are not."""
-APART = {"ddp": 2, "syncline": 6}
-"""There, each so manieth step is recorded; an attached model is watched in the steps before and behind, too."""
+TURN = {"ddp": (1, 0), "syncline": (8, 2)}
+"""There, so many are recorded in a row and so many are not, and how many of each row do not count: the exchanges of an
+attached model reach into the next step."""
 SAMPLED_S = {"cpu": 40.0, "cuda": 10.0}
 """About how long a way is trained with sampling and, in turn, without recording; two rounds at the least."""
 
@@ -133,29 +133,30 @@ def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Pat
 
 
 def _in_turn(way: Way, setting: Setting, device: torch.device, path: Path) -> dict[str, list[float]]:
-    """Milliseconds of the steps that were watched and of the others, a mean each cycle."""
-    every, recorder = APART[way.name], process_recorder(device, engine=False)
-    cycles = max(2, IN_TURN * setting.blocks // every)
+    """Milliseconds of a step in rows that were recorded and in rows that were not, by cycle of one each."""
+    recorder = process_recorder(device, engine=False)
+    length, left_out = TURN[way.name]
+    cycles = max(2, IN_TURN * setting.blocks // (2 * length))
     gc.collect()
-    recording = start(path, model=way.module, optimizer=way.optimizer, every=every)
+    recording = start(path, model=way.module, optimizer=way.optimizer, every=1)
     dist.barrier()
-    moments, watched = [_moment(device)], []
-    # The first cycles are start-up, or before the first step that was not watched.
-    for _ in range((cycles + 2) * every):
-        watched.append(recorder.enabled)
-        way.optimizer.zero_grad()
-        way.until_stepped()
-        moments.append(_moment(device))
+    rows: dict[str, list[list[Any]]] = {"on": [], "off": []}
+    for _ in range(cycles + 1):
+        for kind in rows:
+            recorder.enabled = kind == "on"
+            moments = [_moment(device)]
+            for _ in range(length):
+                way.optimizer.zero_grad()
+                way.until_stepped()
+                moments.append(_moment(device))
+            rows[kind].append(moments[left_out:])
     way.optimizer.zero_grad()
     way.settle()
+    recorder.enabled = True
     recording.stop()
-    times = [_apart_ms(begin, end) for begin, end in pairwise(moments)]
-    found: dict[str, list[float]] = {"on": [], "off": []}
-    for first in range(2 * every, len(times), every):
-        for kind, wanted in (("on", True), ("off", False)):
-            mine = [times[n] for n in range(first, first + every) if watched[n] is wanted]
-            found[kind].append(sum(mine) / len(mine))
-    return found
+    counted = length - left_out
+    # The first cycle is start-up.
+    return {kind: [_apart_ms(row[0], row[-1]) / counted for row in found[1:]] for kind, found in rows.items()}
 
 
 def _moment(device: torch.device) -> Any:

@@ -42,7 +42,8 @@ def attach(
     buffers: send rank 0's buffers (BatchNorm statistics) after every backward pass.
     update: "unit" or "whole" steps; by default whole only for optimizers that may look at all parameters at once.
     timeout: seconds after which a peer that does not come is an error; by default the group's.
-    tune: time a few early steps without overlap, and find the launch order for this job; not with a plan.
+    tune: time a few early steps without overlap, and find the launch order for this job (on a GPU whose host is the
+        bound, larger units too); not with a plan.
     sentinel: every so many steps, check that replicas are equal and residuals small; 0 never.
     """
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer

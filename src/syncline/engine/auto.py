@@ -1,7 +1,7 @@
 """Tuning while the job runs: profile a few steps, probe link and codecs, plan, and plan again when steps drift.
 
 Without `compress="auto"` the codecs stay as they are and only the launch order is found: the best one depends on how
-compute and wire compare, which nobody knows beforehand.
+compute and wire compare, which nobody knows beforehand. A GPU whose host cannot feed it so many launches gets fewer.
 
 Every decision follows from numbers that all ranks have gathered, so all take it at the same step.
 """

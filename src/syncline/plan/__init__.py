@@ -3,7 +3,7 @@
 And the planner, which finds it from measured costs; see docs/planner.md.
 """
 
-from syncline.plan.costs import CodecCost, Costs, Curve, Link, load_costs
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, load_costs
 from syncline.plan.default import default_plan
 from syncline.plan.file import load, save
 from syncline.plan.order import greedy_order
@@ -20,6 +20,7 @@ __all__ = [
     "CodecCost",
     "Costs",
     "Curve",
+    "Host",
     "Link",
     "Plan",
     "Shape",

@@ -1,0 +1,55 @@
+"""Tensors in flight: who waits for what, and when a tensor is itself again."""
+
+import torch
+
+from syncline.engine import pending
+
+
+class Ticket:
+    marked: list[torch.Tensor] | None = None
+
+    def __init__(self) -> None:
+        self.done, self.waits = False, 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def settled(self) -> bool:
+        return self.done
+
+
+def test_one_touch_lets_all_go_that_wait_for_the_same() -> None:
+    ticket, tensors = Ticket(), [torch.ones(2) for _ in range(3)]
+    assert all(pending.mark(tensor, ticket) for tensor in tensors)
+    ticket.done = True
+    assert tensors[0].sum() == 2
+    assert ticket.waits == 1
+    assert [type(tensor) for tensor in tensors] == [torch.Tensor] * 3
+    assert not any(map(pending.is_pending, tensors))
+    assert ticket.marked is None, "and nothing is kept alive"
+
+
+def test_until_it_is_settled_every_touch_waits() -> None:
+    ticket, first, second = Ticket(), torch.ones(2), torch.ones(2)
+    for tensor in (first, second):
+        pending.mark(tensor, ticket)
+    for tensor in (first, second, first):
+        assert tensor.sum() == 2
+    assert ticket.waits == 3
+    assert pending.is_pending(first)
+    for tensor in (first, second):
+        pending.release(tensor)
+
+
+def test_what_waits_for_something_else_by_now_is_left() -> None:
+    before, after, first, second = Ticket(), Ticket(), torch.ones(2), torch.ones(2)
+    for tensor in (first, second):
+        pending.mark(tensor, before)
+    pending.mark(second, after)
+    before.done = True
+    assert first.sum() == 2
+    assert not pending.is_pending(first)
+    assert pending.is_pending(second)
+    assert second.sum() == 2
+    assert after.waits == 1
+    pending.release(second)
