@@ -91,7 +91,7 @@ class Recorder:
 
         A stream of the recorder's own waits for it, one for each `queue` of things that end in their order. In a
         callback (`future.then`) it would be one of torch's 32 streams in turn, and timing events in so many streams
-        share the GPU's queues with the compute that they hold up: 2 ms a step for 12 buckets.
+        hold compute up: they share the GPU's queues with it.
         """
         if not self._cuda or not future.done() or torch.cuda.is_current_stream_capturing():
             return None
