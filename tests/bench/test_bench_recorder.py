@@ -26,7 +26,7 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
         assert sampled["steps"] == 2 * sampled["every"]
         assert sampled["ratio"]["step"]["repetitions"] == sampled["rounds"] == 1
         assert f"1 in {sampled['every']}, by steps" in shown
-        assert row["in_turn"]["ratio"]["repetitions"] == (40 if row["way"] == "ddp" else 5)
+        assert row["in_turn"]["ratio"]["repetitions"] == (40 if row["way"] == "ddp" else 10)
         assert 0 < row["counted_share"] < 1
         assert row["spans_per_step"] > 4
         assert set(row["partition_error"]["ranks"]) == {"0", "1"}

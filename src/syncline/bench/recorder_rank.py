@@ -25,7 +25,7 @@ SETTLED = 18
 """Steps after which an attached model has its plan, and has looked at the link."""
 IN_TURN = 80
 """Steps for each block, in which some are recorded and others are not."""
-TURN = {"ddp": (1, 0), "syncline": (8, 2)}
+TURN = {"ddp": (1, 0), "syncline": (4, 1)}
 """There, so many are recorded in a row and so many are not, and how many of each row do not count: the exchanges of an
 attached model reach into the next step."""
 SAMPLED_S = {"cpu": 40.0, "cuda": 10.0}
@@ -141,8 +141,9 @@ def _in_turn(way: Way, setting: Setting, device: torch.device, path: Path) -> di
     recording = start(path, model=way.module, optimizer=way.optimizer, every=1)
     dist.barrier()
     rows: dict[str, list[list[Any]]] = {"on": [], "off": []}
-    for _ in range(cycles + 1):
-        for kind in rows:
+    for number in range(cycles + 1):
+        # Every other cycle the other way round: what comes each n-th step is nobody's.
+        for kind in ("on", "off") if number % 2 else ("off", "on"):
             recorder.enabled = kind == "on"
             moments = [_moment(device)]
             for _ in range(length):
