@@ -23,10 +23,10 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
         assert row["ratio"]["step"]["repetitions"] == 1
         sampled = row["sampled"]
         assert sampled["every"] > 1  # steps are short
-        assert sampled["steps"] == 2 * sampled["every"]
-        assert sampled["ratio"]["step"]["repetitions"] == sampled["rounds"] == 1
+        assert sampled["steps"] == sampled["every"]
+        assert sampled["ratio"]["step"]["repetitions"] == sampled["rounds"] >= 1
         assert f"1 in {sampled['every']}, by steps" in shown
-        assert row["in_turn"]["ratio"]["repetitions"] == (40 if row["way"] == "ddp" else 10)
+        assert row["in_turn"]["ratio"]["repetitions"] == (40 if row["way"] == "ddp" else 6)
         assert 0 < row["counted_share"] < 1
         assert row["spans_per_step"] > 4
         assert set(row["partition_error"]["ranks"]) == {"0", "1"}
@@ -57,6 +57,29 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
     assert row["counted_share"] == pytest.approx(0.02 / 2.25)
     assert row["partition_error"]["ranks"]["0"] == {"worst": 0.0, "median": 0.0}
     assert row["partition_error"]["worst"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "upper", "apart", "says"),
+    [
+        (1.009, 1.009, 0.009, []),
+        (1.011, 1.009, 0.0, ["took more than 1% of the time, by blocks"]),
+        (1.0, 1.011, 0.0, ["is not shown to take less than 1% of the time, by steps"]),
+        (1.0, 1.0, 0.011, ["the partition is more than 1% from the wall time"]),
+        (1.0, 1.0, float("nan"), ["the partition is more than 1% from the wall time"]),
+    ],
+)
+def test_what_is_beyond_the_bounds_is_said(sampled, upper, apart, says):
+    line = {"way": "ddp", "partition_error": {"worst": apart}, "in_turn": {"default": {"interval": [0.9, upper]}}}
+    line["sampled"] = {"every": 3, "ratio": {"step": {"median": sampled}}}
+    found = recorder.judged(line)
+    assert len(found) == len(says)
+    assert all(text.endswith(end) for text, end in zip(found, says, strict=True))
+
+
+def test_few_samples_have_no_interval_but_their_range():
+    assert recorder.interval([3.0, 1.0, 2.0]) == [1.0, 3.0]
+    assert recorder.interval(list(range(5))) == [0, 4]
 
 
 def test_what_cannot_be_measured_is_said_at_once():

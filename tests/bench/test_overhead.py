@@ -32,11 +32,13 @@ def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     # A residual for every gradient, and the warm-started factors.
     assert rows["syncline(powersgd(rank=2))"]["memory_above_alone_of_gradients"]["state"] > 0.9
     assert rows["syncline"]["memory_bytes"]["state"] == 0
+    assert rows["syncline"]["plan"] == {"units": 1, "launches": 1}
+    assert rows["ddp"]["plan"] == {}
 
 
 def test_ratios_are_of_one_round_and_memory_is_above_alone():
     def seen(times, held):
-        empty = {"issue": [], "issue_phases": [], "kept_busy": [], "loss": 1.0}
+        empty = {"issue": [], "issue_phases": [], "kept_busy": [], "loss": 1.0, "plan": {"units": 2}}
         memory = {"after_step": held, "after_wait": held, "state": 0}
         return {"step": times, "cpu": times, "thread": times, "phases": [[1.0] * 4] * 2, "memory": memory, **empty}
 
@@ -44,6 +46,7 @@ def test_ratios_are_of_one_round_and_memory_is_above_alone():
     row = overhead.row("syncline", [{"ways": ways, "gradient_bytes": 100}] * 2)
     assert row["ratio_to_ddp"]["step"] == {"median": 1.5, "low": 1.5, "high": 1.5, "repetitions": 4, "issue": None}
     assert row["above_alone_ms"]["cpu"]["high"] == 20
+    assert row["plan"] == {"units": 2}
     assert row["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
 
 

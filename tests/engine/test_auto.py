@@ -193,7 +193,8 @@ def host_bound(rank: int, world: int) -> dict[str, Any]:
     auto.measured = lambda *given: replace(measured(*given), host=Host(passes=0.01, launch=0.5, update=0.5))
     found: dict[str, Any] = {}
     try:
-        for name, options in (("dense", {}), ("ring", {"exchange": "ring"}), ("int8", {"compress": "int8"})):
+        asked = {"dense": {}, "bf16": {"compress": "bf16"}, "int8": {"compress": "int8"}, "ring": {"exchange": "ring"}}
+        for name, options in asked.items():
             torch.manual_seed(0)
             wide = (nn.Linear(512, 512) for _ in range(4))
             model = nn.Sequential(nn.Linear(32, 512), *wide, nn.Linear(512, 10))
@@ -213,11 +214,12 @@ def host_bound(rank: int, world: int) -> dict[str, Any]:
 def test_where_the_host_is_the_bound_the_same_codec_goes_in_fewer_launches() -> None:
     ranks = run_ranks(host_bound, 2, timeout=80)
     assert ranks[0] == ranks[1]
-    for name, kind in (("dense", ("none", "allreduce")), ("int8", ("int8", "allgather"))):
+    for name, codec in (("dense", "none"), ("bf16", "bf16")):
         before, after, kinds, _ = ranks[0][name]
         assert before > after
         assert after == 1
+        assert kinds == {(codec, "allreduce")}
+    for name, kind in (("int8", ("int8", "allgather")), ("ring", ("none", "ring"))):
+        before, after, kinds, _ = ranks[0][name]
+        assert before == after, "tensors that travel together share a scale, and who asks for an exchange gets it"
         assert kinds == {kind}
-    before, after, kinds, _ = ranks[0]["ring"]
-    assert before == after, "an exchange that somebody asked for stays, and so do its units"
-    assert kinds == {("none", "ring")}

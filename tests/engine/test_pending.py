@@ -1,6 +1,11 @@
 """Tensors in flight: who waits for what, and when a tensor is itself again."""
 
+import sys
+import threading
+import time
+
 import torch
+from torch import nn
 
 from syncline.engine import pending
 
@@ -53,3 +58,43 @@ def test_what_waits_for_something_else_by_now_is_left() -> None:
     assert second.sum() == 2
     assert after.waits == 1
     pending.release(second)
+
+
+def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(20)]
+    stop, failed = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                for parameter in parameters:
+                    assert float(parameter.detach().sum()) == 2
+            except BaseException as error:
+                failed.append(error)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for reader in readers:
+            reader.start()
+        until = time.monotonic() + 2
+        while time.monotonic() < until and not failed:
+            tickets = [Ticket() for _ in range(4)]
+            for number, parameter in enumerate(parameters):
+                assert pending.mark(parameter, tickets[number % 4])
+            for ticket in tickets:
+                ticket.done = True
+            for parameter in parameters[::5]:
+                pending.touch(parameter)
+            for parameter in parameters:
+                pending.release(parameter)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(before)
+    assert not failed
+    assert [type(parameter) for parameter in parameters] == [nn.Parameter] * 20
+    assert not any(map(pending.is_pending, parameters))

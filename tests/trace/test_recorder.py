@@ -106,7 +106,7 @@ def test_cuda_spans_come_from_events():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_end_of_a_collective_is_marked_on_a_stream_that_holds_nobody_up(tmp_path):
+def test_the_ends_of_a_groups_collectives_are_marked_on_one_stream(tmp_path):
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
@@ -114,12 +114,14 @@ def test_the_end_of_a_collective_is_marked_on_a_stream_that_holds_nobody_up(tmp_
         for name in ("first", "second"):
             start = recorder.mark("exchange")
             future = dist.all_reduce(gradient, async_op=True).get_future()
-            end = recorder.mark_behind(future, "world")
+            end = recorder.mark_behind(future, gradient.device, "world")
             recorder.add("exchange", name, start, end)
         assert len(recorder._beside) == 1, "one stream for all that end in their order"
         first, second = recorder.spans()
         assert first.start <= first.end <= second.end
         assert second.end > second.start
+        other = torch.device("cuda", 1)
+        assert recorder.mark_behind(future, other) is None, "nobody computing there is made to wait"
     finally:
         dist.destroy_process_group()
 
@@ -127,7 +129,7 @@ def test_the_end_of_a_collective_is_marked_on_a_stream_that_holds_nobody_up(tmp_
 def test_on_the_cpu_a_future_says_its_end_by_itself():
     future = torch.futures.Future()
     future.set_result(None)
-    assert Recorder().mark_behind(future) is None
+    assert Recorder().mark_behind(future, torch.device("cpu")) is None
 
 
 def test_a_blocked_training_thread_is_cut_out_of_its_own_spans():

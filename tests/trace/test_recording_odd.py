@@ -160,7 +160,7 @@ def test_a_work_without_a_future_is_told_of_once():
 
     watch = Watch(Recorder())
     for _ in range(2):
-        _when_done(watch, Work(), 0, "all-reduce", "collective 0", 4)
+        _when_done(watch, Work(), 0, "all-reduce", "collective 0", 4, device=torch.device("cpu"), queue="")
     assert watch.notes == ["the end of a collective cannot be seen (NotImplementedError): it has no span"]
     assert watch.launched == watch.counts["exchange"] == 0
 

@@ -102,7 +102,8 @@ def measure(wanted: Setting, *, progress: Callable[[str], None] = print) -> dict
 def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A way's figures over all ranks: medians and quartiles, ratios to DDP and differences from alone by round."""
     mine, ddp, alone = ([record["ways"][way] for record in records] for way in (name, "ddp", "alone"))
-    made: dict[str, Any] = {"way": name, "loss": mine[0]["loss"], "ratio_to_ddp": {}, "above_alone_ms": {}}
+    made: dict[str, Any] = {"way": name, "loss": mine[0]["loss"], "plan": mine[0]["plan"]}
+    made |= {"ratio_to_ddp": {}, "above_alone_ms": {}}
     for kind in _TIMES:
         if not mine[0][kind]:
             continue

@@ -25,6 +25,8 @@ from syncline.train.workload import build, load_optimizer
 PHASES = ("forward", "backward", "step", "zero_grad")
 # ResNet-50 has so many; a way that trained fewer would be another comparison.
 TENSORS = {"resnet50": 161}
+SETTLED = 18
+"""Steps after which an attached model has its plan, and has looked at the link."""
 _LOOKS = 3
 """Steps in which memory is looked at."""
 _ISSUES = 15
@@ -123,6 +125,7 @@ class Record:
     kept_busy: list[bool] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     loss: float = math.nan
+    plan: dict[str, int] = field(default_factory=dict)
 
 
 def run_rank(place: Place, payload: tuple[Setting, str, str], report: Report) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def _measure(setting: Setting, device: torch.device, report: Report) -> dict[str
         way = Way(name, setting, device)
         expected = TENSORS.get(setting.model.partition("(")[0], len(way.parameters))
         assert len(way.parameters) == expected, f"{setting.model} has {len(way.parameters)} tensors, not {expected}"
-        for _ in range(setting.warm_up):
+        for _ in range(max(setting.warm_up, SETTLED)):
             way.step()
         records[name].memory = _memory(way, device, base)
         ways.append(way)
@@ -180,6 +183,8 @@ def _measure(setting: Setting, device: torch.device, report: Report) -> dict[str
     for way in ways:
         records[way.name].loss = float(way.loss.detach())
         if way.sync is not None:
+            plan = way.sync.plan
+            records[way.name].plan = {"units": len(plan.units), "launches": len(plan.order)}
             way.sync.close()
     dist.barrier()
     gradient = sum(p.nbytes for p in ways[0].parameters)

@@ -7,28 +7,27 @@ machine and more of the recorder than blocks do.
 import gc
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from syncline.bench.overhead_rank import Setting, Way, joined
+from syncline.bench.overhead_rank import SETTLED, Setting, Way, joined
 from syncline.cluster.launch import Place, Report
 from syncline.trace.recorder import process_recorder
 from syncline.trace.recording import start
-from syncline.trace.spacing import spacing
+from syncline.trace.spacing import Sampling, spacing
 
 LEAD = {"cpu": 1, "cuda": 3}
 """Steps of a block that do not count. On CUDA, what an attached model leaves in flight is then as it will be."""
-SETTLED = 18
-"""Steps after which an attached model has its plan, and has looked at the link."""
 IN_TURN = 80
 """Steps for each block, in which some are recorded and others are not."""
-TURN = {"ddp": (1, 0), "syncline": (4, 1)}
-"""There, so many are recorded in a row and so many are not, and how many of each row do not count: the exchanges of an
-attached model reach into the next step."""
-SAMPLED_S = {"cpu": 40.0, "cuda": 10.0}
+CYCLE = {"ddp": (2, 1, 0), "syncline": (12, 4, 1)}
+"""There: of so many steps so many are recorded, and how many of a row do not count. An attached model is watched in the
+steps before and behind, too, six of twelve, and its exchanges reach into the next step."""
+SAMPLED_S = {"cpu": 150.0, "cuda": 15.0}
 """About how long a way is trained with sampling and, in turn, without recording; two rounds at the least."""
 
 
@@ -80,18 +79,18 @@ def _way(way: Way, setting: Setting, device: torch.device, folder: str, report: 
             if path is not None and not number:
                 every = _agreed(_default(way, blocks[kind], device), device)
         report(f"{way.name}: block {number + 1} of {setting.blocks}")
-    steps = max(setting.steps, 2 * every)
+    steps = max(setting.steps, every)
     steps -= steps % every  # else there were more recorded steps in some blocks than in others
     step_s = sum(blocks["off"].step) / len(blocks["off"].step) / 1e3
     fitting = int(SAMPLED_S[setting.device] / (2 * steps * step_s))
-    rounds = _agreed(max(min(2, setting.blocks), min(setting.blocks, fitting)), device)
+    rounds = _agreed(max(min(2, setting.blocks), min(10 * setting.blocks, fitting)), device)
     for number in range(rounds):
         for kind in kinds[2:] if number % 2 else kinds[:1:-1]:
             path = Path(folder) / f"{way.name}-sampled.json.gz" if kind == "sampled" else None
             _block(way, blocks[kind], steps, device, path, every=every)
         report(f"{way.name}: each {every}. step, block {number + 1} of {rounds}, of {steps} steps")
-    in_turn = _in_turn(way, setting, device, Path(folder) / f"{way.name}-in-turn.json.gz")
     report(f"{way.name}: recorded and other steps in turn")
+    in_turn = _in_turn(way, setting, device, Path(folder) / f"{way.name}-in-turn.json.gz")
     found = {kind: vars(one) for kind, one in blocks.items()}
     return found | {"every": every, "sampled_steps": steps, "in_turn": in_turn}
 
@@ -132,32 +131,47 @@ def _block(way: Way, blocks: Blocks, steps: int, device: torch.device, path: Pat
         recording.stop()
 
 
+class Rows(Sampling):
+    """Several steps in a row of each cycle."""
+
+    def keeps(self, step: int) -> bool:
+        """Whether a step is one of them."""
+        return step % self.every < CYCLE["syncline"][1]
+
+
 def _in_turn(way: Way, setting: Setting, device: torch.device, path: Path) -> dict[str, list[float]]:
-    """Milliseconds of a step in rows that were recorded and in rows that were not, by cycle of one each."""
+    """Milliseconds of a step while it was watched and while it was not, a value each cycle."""
     recorder = process_recorder(device, engine=False)
-    length, left_out = TURN[way.name]
-    cycles = max(2, IN_TURN * setting.blocks // (2 * length))
+    every, kept, left_out = CYCLE[way.name]
+    cycles = max(2, IN_TURN * setting.blocks // every)
     gc.collect()
-    recording = start(path, model=way.module, optimizer=way.optimizer, every=1)
+    recording = start(path, model=way.module, optimizer=way.optimizer, every=every)
+    if kept > 1:
+        assert recording._watch is not None
+        recording._watch.sampling = Rows(every)
     dist.barrier()
-    rows: dict[str, list[list[Any]]] = {"on": [], "off": []}
-    for number in range(cycles + 1):
-        # Every other cycle the other way round: what comes each n-th step is nobody's.
-        for kind in ("on", "off") if number % 2 else ("off", "on"):
-            recorder.enabled = kind == "on"
-            moments = [_moment(device)]
-            for _ in range(length):
-                way.optimizer.zero_grad()
-                way.until_stepped()
-                moments.append(_moment(device))
-            rows[kind].append(moments[left_out:])
+    moments, watched = [_moment(device)], []
+    for _ in range((cycles + 2) * every):
+        watched.append(recorder.enabled)
+        way.optimizer.zero_grad()
+        way.until_stepped()
+        moments.append(_moment(device))
     way.optimizer.zero_grad()
     way.settle()
-    recorder.enabled = True
     recording.stop()
-    counted = length - left_out
-    # The first cycle is start-up.
-    return {kind: [_apart_ms(row[0], row[-1]) / counted for row in found[1:]] for kind, found in rows.items()}
+    found: dict[str, list[float]] = {"on": [], "off": []}
+    # The first rows are start-up, and the last one has no end.
+    for first, end in _rows(watched)[2:-1]:
+        counted = end - first - left_out
+        took = _apart_ms(moments[first + left_out], moments[end]) / counted
+        found["on" if watched[first] else "off"].append(took)
+    return {kind: values[:cycles] for kind, values in found.items()}
+
+
+def _rows(watched: list[bool]) -> list[tuple[int, int]]:
+    """Where rows of equal steps begin and end."""
+    cuts = [n for n in range(1, len(watched)) if watched[n] is not watched[n - 1]]
+    return list(pairwise([0, *cuts, len(watched)]))
 
 
 def _moment(device: torch.device) -> Any:

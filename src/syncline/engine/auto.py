@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline import exchange
+from syncline.codecs import Codec
 from syncline.engine import pending
 from syncline.engine.decide import decided
 from syncline.engine.drift import WINDOW, Cause, Drift
@@ -27,8 +28,9 @@ from syncline.engine.profile import Profile
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs
 from syncline.plan.planner import WORTH, Choice, reorder, search
-from syncline.plan.predict import carriers, predict, scenario
+from syncline.plan.predict import built, carriers, predict
 from syncline.plan.quality import NOISE, within
+from syncline.plan.table import Plan
 from syncline.spec import parse_one, show
 
 if TYPE_CHECKING:
@@ -52,11 +54,19 @@ def allowed_codecs(text: str, *, device: str = "cpu") -> list[str] | None:
     return named or within(NOISE, device=device)
 
 
+def _by_value(codec: Codec) -> bool:
+    """Whether each value, or each matrix, is coded by itself, so that it does not matter what travels beside it."""
+    alone = codec.view == "matrix" or codec.definition.name in ("none", "bf16", "fp16")
+    return alone and (codec.tail is None or codec.tail.adds)
+
+
 class Auto:
     """Finds the plan of a running job; with `allowed=None` the codecs stay and only the launch order is found."""
 
     def __init__(self, sync: "Sync", allowed: Sequence[str] | None) -> None:
         self._sync, self.allowed = sync, None if allowed is None else list(allowed)
+        self._joined: tuple[str, Plan] | None = None
+        """The hash of a plan in which units were joined, and the plan before: its units may come back. On rank 0."""
         self.choice: Choice | None = None
         self.costs: Costs | None = None
         self.planned_at: list[int] = []
@@ -141,19 +151,28 @@ class Auto:
         sync = self._sync
         if self.allowed is not None and not sync._sentinel.fell:
             return search(sync.shapes, costs, allowed=self.allowed)
-        found = reorder(sync.plan, sync.shapes, costs)
-        fewer = self._fewer(costs) if found.step <= scenario(found.plan, sync.shapes, costs).host else None
-        if fewer is not None and fewer.step < found.step * (1 - WORTH):
-            return fewer
-        bound = predict(found.plan, sync.shapes, costs).bound
-        why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
-        return Choice(found.plan, found.step, bound, (found,), why)
+        before = sync.plan
+        if self._joined is not None and self._joined[0] == before.hash:
+            before = self._joined[1]
+        found = reorder(before, sync.shapes, costs)
+        told = predict(found.plan, sync.shapes, costs)
+        if told.host >= found.step and (fewer := self._fewer(before, costs)) and fewer.step < found.step * (1 - WORTH):
+            why = (
+                f"{len(found.plan.order)} launches would take the host {told.host * 1e3:.1f} ms a step:"
+                f" {len(fewer.plan.order)} larger ones are predicted at {fewer.step * 1e3:.1f} ms"
+            )
+            sync.say(f"step {sync.step}: {why}")
+            self._joined = fewer.plan.hash, before
+            return replace(fewer, why=why)
+        why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {told.bound * 1e3:.1f} ms)"
+        return Choice(found.plan, found.step, told.bound, (found,), why)
 
-    def _fewer(self, costs: Costs) -> Choice | None:
-        """The host cannot feed a GPU so many launches: the same codec and exchange for all, otherwise grouped."""
-        kinds = {(unit.codec, unit.exchange) for unit in self._sync.plan.units}
+    def _fewer(self, plan: Plan, costs: Costs) -> Choice | None:
+        """The host cannot feed a GPU so many launches: the same codec for all in other groups, where that changes
+        nothing of what a codec does to a value."""
+        kinds = {(unit.codec, unit.exchange) for unit in plan.units}
         codec, carrier = min(kinds)
-        if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,):
+        if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,) or not _by_value(built(codec)):
             return None
         return search(self._sync.shapes, costs, allowed=[codec], always=(), mix=False)
 

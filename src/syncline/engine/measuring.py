@@ -1,6 +1,7 @@
 """What a running job costs, as numbers that all ranks have: the profile of its steps, its link, its codecs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,9 @@ from syncline.engine.probe import codec_cost, line_of, link_samples
 from syncline.engine.profile import Profile
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, over
 from syncline.plan.planner import ALWAYS
-from syncline.plan.predict import built, carriers
+from syncline.plan.predict import built, carriers, host_seconds
+from syncline.plan.table import Plan
+from syncline.plan.unit import Shape
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync
@@ -45,6 +48,9 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
     cpu = sync.device.type == "cpu"
     link = measured_link(sync)
     tried = {} if cpu else _codecs(sync, specs)
+    host = Host()
+    if not cpu:
+        host, tried = host_of(sync.plan, sync.shapes, tried, sync.world, *head[5:])
     return Costs(
         world=sync.world,
         forward=head[1],
@@ -60,18 +66,24 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
         contention=1.0 if cpu else 0.1,
         drag=_drag(sync, link) if cpu else 0.0,
-        host=Host() if cpu else _host(sync, tried, *head[5:]),
+        host=host,
     )
 
 
-def _host(sync: "Sync", tried: Mapping[str, CodecCost], passes: float, launches: float, updates: float) -> Host:
-    """What the host spent on a profiled step: on its passes, on all launches and on all updates."""
-    count = sum(len(unit.launches) for unit in sync._units)
-    coded = sum(
-        len(launch.cells) * tried[unit.row.codec].issue
-        for unit in sync._units if unit.row.codec in tried for launch in unit.launches
-    )  # fmt: skip
-    return Host(passes, max(0.0, launches - coded) / max(1, count), updates / max(1, len(sync._units)))
+def host_of(
+    plan: Plan, shapes: Sequence[Shape], tried: Mapping[str, CodecCost], world: int,
+    passes: float, launches: float, updates: float,
+) -> tuple[Host, dict[str, CodecCost]]:  # fmt: skip
+    """Of what the host spent on a profiled step under a plan, the share of each launch and update.
+
+    A codec that was tried out by itself may have taken longer than in its launches: then all codecs' `issue` shrinks,
+    so that what is predicted of this very plan is what was measured of it.
+    """
+    count = sum(unit.partitions for unit in plan.units)
+    coded = host_seconds(plan, shapes, Host(), tried, world)
+    scale = min(1.0, launches / coded) if coded else 1.0
+    scaled = {spec: replace(cost, issue=cost.issue * scale) for spec, cost in tried.items()}
+    return Host(passes, max(0.0, launches - coded) / max(1, count), updates / max(1, len(plan.units))), scaled
 
 
 def measured_link(sync: "Sync") -> Link:

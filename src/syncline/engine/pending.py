@@ -7,6 +7,7 @@ class whose `__torch_function__` waits. So a module's forward, a parent's, a tie
 (`shares_memory`, asked before an update is left in flight) and code that torch compiled (`compiled.py`).
 """
 
+import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Protocol
@@ -31,21 +32,25 @@ class Ticket(Protocol):
 
 
 _tickets: dict[int, tuple[Tensor, Ticket]] = {}
+_lock = threading.RLock()
+"""Another thread may read parameters (an average of them, a checkpoint) while this one steps."""
 _Plain = torch.Tensor
 
 
 def mark(tensor: Tensor, ticket: Ticket) -> bool:
     """Let every touch of `tensor` wait for `ticket`. False if its class allows no such thing: wait at once then."""
-    kind = type(tensor)
-    if not getattr(kind, "_syncline_pending", False):
-        pending = _pending_class(kind)
+    with _lock:
+        kind = type(tensor)
+        pending = kind if getattr(kind, "_syncline_pending", False) else _pending_class(kind)
         if pending is None:
             return False
-        tensor.__class__ = pending
-    _tickets[id(tensor)] = (tensor, ticket)
-    if ticket.marked is None:
-        ticket.marked = []
-    ticket.marked.append(tensor)
+        # In this order: whoever sees the class finds the ticket.
+        _tickets[id(tensor)] = (tensor, ticket)
+        if pending is not kind:
+            tensor.__class__ = pending
+        if ticket.marked is None:
+            ticket.marked = []
+        ticket.marked.append(tensor)
     return True
 
 
@@ -54,10 +59,16 @@ def is_pending(tensor: Tensor) -> bool:
     return id(tensor) in _tickets
 
 
-def release(tensor: Tensor) -> None:
-    """Give the tensor its own class back, without waiting."""
-    if _tickets.pop(id(tensor), None) is not None:
-        tensor.__class__ = type(tensor).__mro__[1]
+def release(tensor: Tensor, ticket: Ticket | None = None) -> None:
+    """Give the tensor its own class back, without waiting; with a `ticket`, only if it is the one waited for."""
+    with _lock:
+        entry = _tickets.get(id(tensor))
+        if entry is None or (ticket is not None and entry[1] is not ticket):
+            return
+        kind = type(tensor)
+        if getattr(kind, "_syncline_pending", False):
+            tensor.__class__ = kind.__mro__[1]
+        del _tickets[id(tensor)]
 
 
 def touch(tensor: Tensor) -> None:
@@ -71,11 +82,10 @@ def touch(tensor: Tensor) -> None:
     ticket = entry[1]
     ticket.wait()
     if ticket.settled():
-        marked, ticket.marked = ticket.marked or (), None
-        for other in marked:
-            known = _tickets.get(id(other))
-            if known is not None and known[1] is ticket:
-                release(other)
+        with _lock:
+            marked, ticket.marked = ticket.marked or (), None
+            for other in (tensor, *marked):
+                release(other, ticket)
 
 
 def shares_memory(tensor: Tensor, own: int) -> bool:

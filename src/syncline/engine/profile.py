@@ -56,6 +56,12 @@ class Profile:
         self._now[name] = self._mark()
         self._now[f"cpu {name}"] = time.thread_time()
         self._now[f"host {name}"] = time.perf_counter()
+        if name == "ended":  # of several passes, the last one
+            self._now["launched"] = self._now.get("launches", 0.0)
+
+    def issued(self) -> None:
+        """All updates have been issued; what comes now is waiting."""
+        self._now["host stepped"] = time.perf_counter()
 
     @contextmanager
     def issuing(self, what: str) -> Iterator[None]:
@@ -107,9 +113,9 @@ class Profile:
         cpu = step["cpu ended"] - step.get("cpu touched", step["cpu begun"])
         stretch = max(1.0, (end - begin) / max(1e-9, cpu))
         updates = step.get("updates", 0.0)
-        passes = step["host ended"] - step["host begun"]
-        if "host updated" in step and "host updating" in step:
-            passes += max(0.0, step["host updated"] - step["host updating"] - updates)
+        passes = step["host ended"] - step["host begun"] - step.get("launched", 0.0)
+        if "host stepped" in step and "host updating" in step:
+            passes += max(0.0, step["host stepped"] - step["host updating"] - updates)
         return [
             begin, turn - begin, end - turn, max(0.0, updated - updating), stretch,
             passes, step.get("launches", 0.0), updates, *touches,

@@ -142,6 +142,7 @@ class Stepper:
         finally:
             sync._stepping = False
         if sync._profile is not None:
+            sync._profile.issued()
             sync.wait()
             sync._profile.note("updated")
         sync._stepped()

@@ -33,6 +33,8 @@ def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[lis
     """
     if not base.jobs:
         return [], simulate(base).step
+    # No order helps a host, and where it is the bound the best one is still the best.
+    host, base = base.host, base.with_(host=0.0)
     trials = _Trials(base, launches)
     begun = sorted((trials(order).step, n, order) for n, order in enumerate(_starts(trials)))
     kept: list[tuple[float, list[int]]] = []
@@ -50,7 +52,9 @@ def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[lis
         order, step = _descend(trials, trial, trials(trial).step)
         if step < best_step * (1 - _LEAST):
             best, best_step = order, step
-    return _steadiest(trials, best_step) if steady else (best, best_step)
+    if steady:
+        best, best_step = _steadiest(trials, best_step)
+    return best, max(best_step, host)
 
 
 def _steadiest(trials: "_Trials", best: float) -> tuple[list[int], float]:
@@ -110,7 +114,7 @@ class _Trials:
         first: dict[object, int] = {}
         self._kind = [first.setdefault(job, at) for at, job in enumerate(base.jobs)]
         self._seen: dict[tuple[int, ...], tuple[Outcome, list[int]]] = {}
-        self.bound = max(base.compute, base.wire, base.host)
+        self.bound = max(base.compute, base.wire)
 
     def key(self, order: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._kind[i] for i in order)

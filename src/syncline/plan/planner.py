@@ -17,7 +17,7 @@ from syncline.plan.predict import built, predict, scenario
 from syncline.plan.regroup import regrouped
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
-from syncline.sim import simulate
+from syncline.sim import Outcome, simulate
 
 __all__ = ["ALWAYS", "WORTH", "Choice", "Weighed", "reorder", "search", "secopa"]
 
@@ -98,7 +98,7 @@ def search(
     plan.check(shapes, world=costs.world)
     outcome = predict(plan, shapes, costs)
     alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
-    return Choice(plan, chosen.step, outcome.bound, alternatives, _why(chosen, alternatives, costs, outcome.wire))
+    return Choice(plan, chosen.step, outcome.bound, alternatives, _why(chosen, alternatives, costs, outcome))
 
 
 def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, launches: int = LONG) -> Weighed:
@@ -178,7 +178,7 @@ def _rank(entry: Weighed, names: Sequence[str]) -> int:
     return max(names.index(unit.codec) for unit in entry.plan.units)
 
 
-def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, wire: float) -> str:
+def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, outcome: Outcome) -> str:
     compute = costs.data + costs.forward + costs.backward + costs.tail
     others = [entry for entry in weighed if entry.name != chosen.name]
     dense = next((entry for entry in others if entry.name == "none"), None)
@@ -191,7 +191,9 @@ def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, wire: float)
     if runner_up is not None:
         faster = ", too little gained for what it loses" if runner_up.step < chosen.step else ""
         parts.append(f"next best {runner_up.name} with {_ms(runner_up.step)}{faster}")
-    parts.append(f"compute {_ms(compute)}, wire {_ms(wire)}")
+    parts.append(
+        f"compute {_ms(compute)}, wire {_ms(outcome.wire)}" + (f", host {_ms(outcome.host)}" if outcome.host else "")
+    )
     return "; ".join(parts)
 
 

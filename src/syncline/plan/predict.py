@@ -9,7 +9,7 @@ import torch
 from syncline import codecs, exchange
 from syncline.codecs.build import LATE
 from syncline.codecs.build import Round as Sent
-from syncline.plan.costs import CodecCost, Costs, Curve, over
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, over
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Job, Layer, Network, Outcome, Round, Scenario, simulate
@@ -52,19 +52,17 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
         lanes=costs.lanes,
         contention=costs.contention,
         drag=costs.drag,
-        host=_host(plan, by_name, costs),
+        host=host_seconds(plan, shapes, costs.host, costs.codecs, costs.world) if costs.host.passes else 0.0,
     )
 
 
-def _host(plan: Plan, shapes: Mapping[str, Shape], costs: Costs) -> float:
-    """Seconds in which the host gives a GPU all of a step."""
-    host = costs.host
-    if not host.passes:
-        return 0.0
+def host_seconds(plan: Plan, shapes: Sequence[Shape], host: Host, costs: Mapping[str, CodecCost], world: int) -> float:
+    """Seconds in which a host gives a GPU all of a step under a plan."""
+    by_name = {shape.name: shape for shape in shapes}
     total = host.passes
     for unit in plan.units:
-        one = _launch_of(unit, shapes, costs)
-        total += host.update + unit.partitions * (host.launch + one.cells * cost_of(unit.codec, costs).issue)
+        issue = (_measured(unit.codec, costs) or CodecCost()).issue
+        total += host.update + unit.partitions * (host.launch + _launch_of(unit, by_name, world).cells * issue)
     return total
 
 
@@ -93,7 +91,7 @@ def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dic
 def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0, ready: int = 0) -> Job:
     """One part of a unit (they are all alike) as the simulator sees it."""
     members = [shapes[name] for name in unit.parameters]
-    one = _launch_of(unit, shapes, costs)
+    one = _launch_of(unit, shapes, costs.world)
     values = sum(shape.values for shape in members) / unit.partitions
     carried = carried_cost(unit.codec, unit.exchange, costs)
     cost = carried or cost_of(unit.codec, costs)
@@ -117,10 +115,10 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
     return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
 
 
-def _launch_of(unit: Unit, shapes: Mapping[str, Shape], costs: Costs) -> Launch:
+def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int) -> Launch:
     members = [shapes[name] for name in unit.parameters]
     sizes = tuple(shape.shape for shape in members)
-    return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, costs.world)
+    return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, world)
 
 
 def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
@@ -134,11 +132,16 @@ def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
 
 def cost_of(codec: str, costs: Costs) -> CodecCost:
     """The measured cost of a codec, whichever way its spec is written; nothing for one that was not measured."""
-    found = costs.codecs.get(codec)
-    if found is None:
-        found = next((cost for text, cost in costs.codecs.items() if built(text).text == built(codec).text), None)
+    found = _measured(codec, costs.codecs)
     # Of a run on a CPU the codec is known over exchanges alone; the first is the one that these curves are of.
     return found or carried_cost(codec, carriers(codec, 2)[0], costs) or CodecCost()
+
+
+def _measured(codec: str, costs: Mapping[str, CodecCost]) -> CodecCost | None:
+    found = costs.get(codec)
+    if found is None:
+        found = next((cost for text, cost in costs.items() if built(text).text == built(codec).text), None)
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -233,10 +233,11 @@ def _decoded(costs: Costs, more: float) -> dict[str, dict[str, CodecCost]]:
 
 
 def _decoding(carrier: str, cost: CodecCost, more: float) -> CodecCost:
-    """In an all-gather every rank decodes everybody's payload."""
+    """In an all-gather every rank decodes everybody's payload, which is most of what its host issues, too."""
     if more == 1 or carrier != "allgather":
         return cost
-    return replace(cost, decode=Curve(cost.decode.fixed * more, cost.decode.each * more))
+    decode = Curve(cost.decode.fixed * more, cost.decode.each * more)
+    return replace(cost, decode=decode, issue=cost.issue * more)
 
 
 def _between(slow: Cell, fast: Cell) -> float:

@@ -115,17 +115,20 @@ class Outcome:
     compute: float
     wire: float
     waits: tuple[Wait, ...] = ()
-    """Where the training thread waited, in the order of time; without contention they sum to `exposed`."""
+    """Where the training thread waited, in the order of time; without contention, and unless the host is the bound,
+    they sum to `exposed`."""
     spans: list[Span] = field(default_factory=list)
+    host: float = 0.0
+    """What a GPU's host takes to give it the step."""
 
     @property
     def bound(self) -> float:
-        """No order of these launches can be faster: max(compute, wire)."""
+        """No hardware could be faster with these launches: max(compute, wire). A slow host may keep it from that."""
         return max(self.compute, self.wire)
 
     @property
     def exposed(self) -> float:
-        """What communication, codecs and updates add to a step of compute alone."""
+        """What communication, codecs, updates and a slow host add to a step of compute alone."""
         return self.step - self.compute
 
 

@@ -25,12 +25,12 @@ def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outc
     segments = program(scenario)
     if not spans:
         step, waits = cycle(scenario, segments)
-        return Outcome(max(step, scenario.host), scenario.compute, scenario.wire, tuple(waits))
+        return Outcome(max(step, scenario.host), scenario.compute, scenario.wire, tuple(waits), host=scenario.host)
     notes: list[tuple[str, int, float, float]] = []
     step, waits = cycle(scenario, segments, lambda *what: notes.append(what))
     step = max(step, scenario.host)
     laid = _lay_out(scenario, segments, notes, step, steps)
-    return Outcome(step, scenario.compute, scenario.wire, tuple(waits), laid)
+    return Outcome(step, scenario.compute, scenario.wire, tuple(waits), laid, scenario.host)
 
 
 def _lay_out(

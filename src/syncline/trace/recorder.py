@@ -86,14 +86,17 @@ class Recorder:
             return None if torch.cuda.is_current_stream_capturing() else _event(stream)  # in a graph it has no time
         return time.perf_counter_ns()
 
-    def mark_behind(self, future: "torch.futures.Future[Any]", queue: str = "") -> _Mark:
-        """When the GPU will have done what a future stands for; None where that cannot be told by an event.
+    def mark_behind(self, future: "torch.futures.Future[Any]", device: torch.device, queue: str = "") -> _Mark:
+        """When a GPU will have done what a future of tensors there stands for; None where no event can tell.
 
-        A stream of the recorder's own waits for it, one for each `queue` of things that end in their order. In a
+        A stream that is kept for this waits for it, one for each `queue` of things that end in their order. In a
         callback (`future.then`) it would be one of torch's 32 streams in turn, and timing events in so many streams
         hold compute up: they share the GPU's queues with it.
         """
-        if not self._cuda or not future.done() or torch.cuda.is_current_stream_capturing():
+        # On another device the wait would be the computing stream's.
+        if not self._cuda or device.index != self._index or not future.done():
+            return None
+        if torch.cuda.is_current_stream_capturing():
             return None
         stream = self._beside.get(queue)
         if stream is None:

@@ -96,7 +96,7 @@ def noting_group(watch: Watch, group: dist.ProcessGroup) -> Any:
             if is_bucket:
                 watch.computed = start  # the last bucket goes when the last gradient is there
             work = self.inner.allreduce(tensors, options)
-            _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes, queue=place)
+            _when_done(watch, work, start, "all-reduce", unit, tensor.nbytes, device=tensor.device, queue=place)
             return work
 
         def getBackendName(self) -> str:
@@ -147,7 +147,7 @@ def _recorded(watch: Watch, name: str, place: int, keyword: str, group_at: int) 
         finally:
             watch.resume()
         if isinstance(result, dist.Work):
-            _when_done(watch, result, start, name, unit, size, queue=queue)
+            _when_done(watch, result, start, name, unit, size, device=_device(given), queue=queue)
         else:
             recorder.add("exchange", name, start, recorder.mark("exchange"), unit=unit, bytes=size, step=step)
             watch.counts["exchange"] += 1
@@ -160,7 +160,9 @@ def _is_ours(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("syncline.")
 
 
-def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: int, *, queue: str) -> None:
+def _when_done(
+    watch: Watch, work: Any, start: Any, name: str, unit: str, size: int, *, device: torch.device, queue: str
+) -> None:
     """File the span when the collective is done: on CUDA, where its end is known to be, at once."""
     recorder = watch.recorder
     step = recorder.step
@@ -173,7 +175,7 @@ def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: 
 
     try:
         future = work.get_future()
-        end = recorder.mark_behind(future, queue)
+        end = recorder.mark_behind(future, device, queue)
         if end is None:
             future.then(done)
         else:
@@ -186,6 +188,11 @@ def _when_done(watch: Watch, work: Any, start: Any, name: str, unit: str, size: 
         return
     watch.counts["exchange"] += 1
     watch.launched += 1
+
+
+def _device(given: Any) -> torch.device:
+    tensor = given if isinstance(given, Tensor) else given[0] if isinstance(given, list | tuple) and given else None
+    return tensor.device if isinstance(tensor, Tensor) else torch.device("cpu")
 
 
 def _bytes(given: Any) -> int:
