@@ -15,7 +15,8 @@ from syncline.engine import auto
 from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
 from syncline.engine.drift import WINDOW
 from syncline.errors import UsageError
-from syncline.plan import Host
+from syncline.plan import Host, predict
+from syncline.plan.frozen import trained
 
 
 def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options: Any) -> tuple[Any, list[float]]:
@@ -223,3 +224,42 @@ def test_where_the_host_is_the_bound_the_same_codec_goes_in_fewer_launches() -> 
         before, after, kinds, _ = ranks[0][name]
         assert before == after, "tensors that travel together share a scale, and who asks for an exchange gets it"
         assert kinds == {kind}
+
+
+def frozen(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 256), *(nn.Linear(256, 256) for _ in range(3)), nn.Linear(256, 10))
+    for layer in model[1:4]:
+        layer.requires_grad_(False)
+    still = [p.detach().clone() for p in model[1:4].parameters()]
+    seen: dict[str, Any] = {}
+
+    def look(sync: Any, step: int) -> None:
+        if step == WARM_UP + PROFILED + 1:
+            sync.wait()
+            live = [s for s, slot in zip(sync.shapes, sync._slots, strict=True) if slot.parameter.requires_grad]
+            told = predict(trained(sync.plan, live), live, sync.auto.costs)
+            seen["wire"] = told.wire * sync.auto.costs.link.bytes_per_s
+            seen["still"] = all(torch.equal(a, b) for a, b in zip(still, model[1:4].parameters(), strict=True))
+            seen["all"] = sorted(name for unit in sync.plan.units for name in unit.parameters)
+            model[1:4].requires_grad_(True)
+
+    sync, losses = train(rank, WARM_UP + PROFILED + 8, model, look, compress="auto(int8)")
+    seen["moved"] = not any(torch.equal(a, b) for a, b in zip(still, model[1:4].parameters(), strict=True))
+    seen["weights"] = [float(v) for p in model.parameters() for v in p.detach().flatten()[:20]]
+    seen["names"], seen["losses"] = sorted(name for name, _ in model.named_parameters()), losses
+    sync.close()
+    return seen
+
+
+@pytest.mark.timeout(90)
+def test_frozen_parameters_cost_nothing_in_a_plan_and_may_be_set_free() -> None:
+    ranks = run_ranks(frozen, 2, timeout=80)
+    first = ranks[0]
+    for seen in ranks:
+        live = 4 * (32 * 256 + 256 + 256 * 10 + 10)
+        assert seen["wire"] <= live * 1.01, "two ranks send each byte once"
+        assert seen["all"] == seen["names"], "but the plan is of the whole model"
+        assert seen["still"]
+        assert seen["moved"]
+        assert seen["weights"] == first["weights"], "replicas stay equal"

@@ -46,7 +46,7 @@ def setting(device: str, **asked: Any) -> Setting:
     """What to measure; `None` leaves a default."""
     given = {key: value for key, value in asked.items() if value is not None}
     own = {"batch": BATCH[device], "threads": max(1, cores() // given.get("ranks", Setting.ranks))}
-    own |= {"blocks": 12, "steps": 3} if device == "cpu" else {"blocks": 5, "steps": 6}
+    own |= {"blocks": 8, "steps": 8} if device == "cpu" else {"blocks": 5, "steps": 6}
     return Setting(device=device, ways=WAYS, **{**own, **given})
 
 

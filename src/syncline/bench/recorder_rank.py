@@ -20,14 +20,14 @@ from syncline.trace.recorder import process_recorder
 from syncline.trace.recording import start
 from syncline.trace.spacing import Sampling, spacing
 
-LEAD = {"cpu": 1, "cuda": 3}
+LEAD = {"cpu": 2, "cuda": 3}
 """Steps of a block that do not count. On CUDA, what an attached model leaves in flight is then as it will be."""
 IN_TURN = 80
 """Steps for each block, in which some are recorded and others are not."""
 CYCLE = {"ddp": (2, 1, 0), "syncline": (12, 4, 1)}
 """There: of so many steps so many are recorded, and how many of a row do not count. An attached model is watched in the
 steps before and behind, too, six of twelve, and its exchanges reach into the next step."""
-SAMPLED_S = {"cpu": 150.0, "cuda": 15.0}
+SAMPLED_S = {"cpu": 200.0, "cuda": 15.0}
 """About how long a way is trained with sampling and, in turn, without recording; two rounds at the least."""
 
 

@@ -22,11 +22,12 @@ from syncline.codecs import Codec
 from syncline.engine import pending
 from syncline.engine.decide import decided
 from syncline.engine.drift import WINDOW, Cause, Drift
-from syncline.engine.measuring import agreed, dense_link, measured, measured_link
+from syncline.engine.measuring import agreed, dense_link, live_shapes, measured, measured_link
 from syncline.engine.probe import dense_seconds
 from syncline.engine.profile import Profile
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs
+from syncline.plan.frozen import ordered_as, trained, whole
 from syncline.plan.planner import WORTH, Choice, reorder, search
 from syncline.plan.predict import built, carriers, predict
 from syncline.plan.quality import NOISE, within
@@ -149,23 +150,28 @@ class Auto:
 
     def _found(self, costs: Costs) -> Choice:
         sync = self._sync
+        shapes = live_shapes(sync)
         if self.allowed is not None and not sync._sentinel.fell:
-            return search(sync.shapes, costs, allowed=self.allowed)
+            choice = search(shapes, costs, allowed=self.allowed)
+            return replace(choice, plan=whole(choice.plan, sync.shapes))
         before = sync.plan
         if self._joined is not None and self._joined[0] == before.hash:
             before = self._joined[1]
-        found = reorder(before, sync.shapes, costs)
-        told = predict(found.plan, sync.shapes, costs)
-        if told.host >= found.step and (fewer := self._fewer(before, costs)) and fewer.step < found.step * (1 - WORTH):
+        found = reorder(trained(before, shapes), shapes, costs)
+        told = predict(found.plan, shapes, costs)
+        fewer = self._fewer(found.plan, costs) if told.host >= found.step else None
+        if fewer is not None and fewer.step < found.step * (1 - WORTH):
             why = (
                 f"{len(found.plan.order)} launches would take the host {told.host * 1e3:.1f} ms a step:"
                 f" {len(fewer.plan.order)} larger ones are predicted at {fewer.step * 1e3:.1f} ms"
             )
             sync.say(f"step {sync.step}: {why}")
-            self._joined = fewer.plan.hash, before
-            return replace(fewer, why=why)
+            kind = fewer.plan.units[0]
+            plan = whole(fewer.plan, sync.shapes, codec=kind.codec, exchange=kind.exchange)
+            self._joined = plan.hash, before
+            return replace(fewer, plan=plan, why=why)
         why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {told.bound * 1e3:.1f} ms)"
-        return Choice(found.plan, found.step, told.bound, (found,), why)
+        return Choice(ordered_as(before, found.plan), found.step, told.bound, (found,), why)
 
     def _fewer(self, plan: Plan, costs: Costs) -> Choice | None:
         """The host cannot feed a GPU so many launches: the same codec for all in other groups, where that changes
@@ -174,7 +180,7 @@ class Auto:
         codec, carrier = min(kinds)
         if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,) or not _by_value(built(codec)):
             return None
-        return search(self._sync.shapes, costs, allowed=[codec], always=(), mix=False)
+        return search(live_shapes(self._sync), costs, allowed=[codec], always=(), mix=False)
 
     def _ask(self) -> None:
         """What does a step take now? The ranks' answer is heard a step later: nobody waits for it."""

@@ -12,6 +12,7 @@ from syncline.engine.loaded import beside_compute, busy_latency, carried_cost, d
 from syncline.engine.probe import codec_cost, line_of, link_samples
 from syncline.engine.profile import Profile
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, over
+from syncline.plan.frozen import trained
 from syncline.plan.planner import ALWAYS
 from syncline.plan.predict import built, carriers, host_seconds
 from syncline.plan.table import Plan
@@ -35,22 +36,26 @@ def agreed(sync: "Sync", mine: Sequence[float]) -> list[float]:
     return means
 
 
+def live_shapes(sync: "Sync") -> list[Shape]:
+    """The parameters that train now; frozen ones cost nothing."""
+    return [shape for shape, slot in zip(sync.shapes, sync._slots, strict=True) if slot.parameter.requires_grad]
+
+
 def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> Costs:
     """What plans are made from; `allowed` are the codecs to choose from beside those that always are, None for none."""
     table = agreed(sync, profile.table())
     names = [slot.name for slot in sync._slots]
     head, rest = table[:_HEAD], table[_HEAD:]
-    values = sum(shape.values for shape in sync.shapes)
-    if allowed is None:
-        specs = sorted({row.codec for row in sync.plan.units})
-    else:
-        specs = list(dict.fromkeys([*ALWAYS, *allowed]))
+    shapes = live_shapes(sync)
+    plan, values = trained(sync.plan, shapes), sum(shape.values for shape in shapes)
+    planned = sorted({row.codec for row in plan.units})
+    specs = planned if allowed is None else list(dict.fromkeys([*ALWAYS, *allowed]))
     cpu = sync.device.type == "cpu"
     link = measured_link(sync)
     tried = {} if cpu else _codecs(sync, specs)
     host = Host()
     if not cpu:
-        host, tried = host_of(sync.plan, sync.shapes, tried, sync.world, *head[5:])
+        host, tried = host_of(plan, shapes, tried, sync.world, *head[5:])
     return Costs(
         world=sync.world,
         forward=head[1],
@@ -108,7 +113,7 @@ def _drag(sync: "Sync", link: Link) -> float:
 
 def _matrices(sync: "Sync") -> list[tuple[int, ...]]:
     """Some shapes of the model, up to its largest."""
-    shapes = sorted({s.shape for s in sync.shapes if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
+    shapes = sorted({s.shape for s in live_shapes(sync) if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
     chosen = [shapes[len(shapes) * k // 4] for k in (1, 3)] + shapes[-1:] if shapes else [(1 << 16,)]
     return list(dict.fromkeys(chosen))
 

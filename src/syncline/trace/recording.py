@@ -229,7 +229,7 @@ def start(
     model: what the loop calls, one or several; by default the first recorded step shows which there are.
     optimizer: one or several; the step of the last one ends a step. By default the first one that steps.
     every: record each n-th step only; 1 is all. By default all of the first steps, and then as seldom as keeps
-        recording below 0.7% of the time.
+        recording well below 1% of the time.
     timeout: seconds that `stop` waits for the other ranks.
     parts: each rank keeps a file of its own as well.
     """
