@@ -11,6 +11,7 @@ import torch
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs, load_costs
 from syncline.plan.file import load
+from syncline.plan.frozen import trained
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
@@ -23,19 +24,25 @@ class Recorded:
     """A job as it was measured, and the plan in use at its end."""
 
     shapes: tuple[Shape, ...]
+    """The parameters that trained at its end."""
     costs: Costs
     plan: Plan
+    """Of those."""
     strategy: str
     device: str
     planned_at: int
     """Steps that were over when the plan came into use."""
 
 
-def shapes_text(shapes: Sequence[Shape], *, strategy: str, device: str, planned_at: int) -> str:
+def shapes_text(
+    shapes: Sequence[Shape], *, strategy: str, device: str, planned_at: int, frozen: Sequence[Shape] = ()
+) -> str:
     """`shapes.json`: what cost curves do not say of their job."""
-    rows = [[s.name, list(s.shape), str(s.dtype).removeprefix("torch.")] for s in shapes]
+    rows, still = (
+        [[s.name, list(s.shape), str(s.dtype).removeprefix("torch.")] for s in some] for some in (shapes, frozen)
+    )
     facts = {"version": VERSION, "strategy": strategy, "device": device, "planned_at": planned_at}
-    return json.dumps({**facts, "shapes": rows}, indent=1) + "\n"
+    return json.dumps({**facts, "shapes": rows, "frozen": still}, indent=1) + "\n"
 
 
 def load_recorded(folder: Path) -> Recorded:
@@ -48,7 +55,10 @@ def load_recorded(folder: Path) -> Recorded:
             raise UsageError(
                 f"{file} is not of version {VERSION}: run syncline train --strategy 'syncline(auto)' again"
             )
-        shapes = tuple(Shape(str(name), tuple(map(int, dims)), _dtype(dtype)) for name, dims, dtype in table["shapes"])
+        shapes, frozen = (
+            tuple(Shape(str(name), tuple(map(int, dims)), _dtype(dtype)) for name, dims, dtype in rows)
+            for rows in (table["shapes"], table.get("frozen", []))
+        )
         facts: tuple[Any, ...] = (str(table["strategy"]), str(table["device"]), int(table["planned_at"]))
     except OSError as error:
         raise UsageError(f"cannot read {file}, which belongs to {COSTS}: {error.strerror}") from None
@@ -59,10 +69,10 @@ def load_recorded(folder: Path) -> Recorded:
     if costs.world < 2:
         raise UsageError(f"{folder / COSTS} was measured on {costs.world} rank: run on 2 or more")
     try:
-        plan.check(shapes)
+        plan.check([*shapes, *frozen])
     except UsageError as error:
         raise UsageError(f"{folder / PLAN} and {file} are not of one run: {error}") from None
-    return Recorded(shapes, costs, plan, *facts)
+    return Recorded(shapes, costs, trained(plan, shapes), *facts)
 
 
 def _dtype(name: str) -> torch.dtype:
