@@ -89,3 +89,23 @@ def test_a_lost_direction_is_found_again() -> None:
     states = lockstep("powersgd(rank=4, min_rate=1)", [[low]], steps=3).states
     result = lockstep("powersgd(rank=4, min_rate=1, feedback=false)", [[full]], steps=4, states=states, first_step=3)
     torch.testing.assert_close(result.outputs[0][0], full, rtol=1e-2, atol=1e-2)
+
+
+def test_matrices_of_one_size_and_several_shapes_share_a_stack_with_their_state() -> None:
+    codec = codecs.build("powersgd(rank=2)")
+    shapes, generator = {"linear": (64, 27), "conv": (64, 3, 3, 3), "new": (64, 27)}, torch.Generator().manual_seed(0)
+    states = {
+        name: {"error": torch.randn(shape, generator=generator), "q": torch.randn(27, 2, generator=generator)}
+        for name, shape in shapes.items() if name != "new"
+    }  # fmt: skip
+    states["new"] = {"q": torch.randn(27, 5, generator=generator)}  # of another rank
+    (batch,) = codecs.batches(codec, list(shapes), list(shapes.values()))
+    packed = batch.pack_state(states)
+    assert packed["error"].shape == (3, 64, 27)
+    assert packed["q"].shape == (3, 27, 2)
+    assert not packed["q"][2].any(), "what does not fit starts anew"
+    again = batch.unpack_state(packed)
+    for name in ("linear", "conv"):
+        for key in ("error", "q"):
+            assert torch.equal(again[name][key], states[name][key])
+    assert again["new"]["error"].shape == (64, 27)

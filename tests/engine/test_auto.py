@@ -232,34 +232,63 @@ def frozen(rank: int, world: int) -> dict[str, Any]:
     for layer in model[1:4]:
         layer.requires_grad_(False)
     still = [p.detach().clone() for p in model[1:4].parameters()]
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"sent": []}
 
     def look(sync: Any, step: int) -> None:
+        if sync.auto.planned_at and len(seen["sent"]) < len(sync.auto.planned_at):
+            live = trained(sync.plan, sync.auto.shapes)
+            seen["sent"].append(sorted(name for unit in live.units for name in unit.parameters))
+            assert 0 < predict(live, sync.auto.shapes, sync.auto.costs).step < 10
         if step == WARM_UP + PROFILED + 1:
             sync.wait()
-            live = [s for s, slot in zip(sync.shapes, sync._slots, strict=True) if slot.parameter.requires_grad]
-            told = predict(trained(sync.plan, live), live, sync.auto.costs)
-            seen["wire"] = told.wire * sync.auto.costs.link.bytes_per_s
             seen["still"] = all(torch.equal(a, b) for a, b in zip(still, model[1:4].parameters(), strict=True))
             seen["all"] = sorted(name for unit in sync.plan.units for name in unit.parameters)
             model[1:4].requires_grad_(True)
 
-    sync, losses = train(rank, WARM_UP + PROFILED + 8, model, look, compress="auto(int8)")
+    # Two looks: one in whose window some were frozen, and none; then the profile.
+    sync, losses = train(rank, WARM_UP + PROFILED + 2 * WINDOW + PROFILED + 4, model, look, compress="auto(bf16)")
     seen["moved"] = not any(torch.equal(a, b) for a, b in zip(still, model[1:4].parameters(), strict=True))
     seen["weights"] = [float(v) for p in model.parameters() for v in p.detach().flatten()[:20]]
     seen["names"], seen["losses"] = sorted(name for name, _ in model.named_parameters()), losses
+    seen["planned_at"], seen["hash"] = sync.auto.planned_at, sync.plan.hash
     sync.close()
     return seen
 
 
 @pytest.mark.timeout(90)
-def test_frozen_parameters_cost_nothing_in_a_plan_and_may_be_set_free() -> None:
+def test_frozen_parameters_cost_nothing_in_a_plan_and_are_planned_when_set_free() -> None:
     ranks = run_ranks(frozen, 2, timeout=80)
     first = ranks[0]
     for seen in ranks:
-        live = 4 * (32 * 256 + 256 + 256 * 10 + 10)
-        assert seen["wire"] <= live * 1.01, "two ranks send each byte once"
+        assert seen["sent"][0] == ["0.bias", "0.weight", "4.bias", "4.weight"]
+        assert seen["sent"][-1] == seen["names"]
         assert seen["all"] == seen["names"], "but the plan is of the whole model"
         assert seen["still"]
         assert seen["moved"]
-        assert seen["weights"] == first["weights"], "replicas stay equal"
+        for key in ("weights", "planned_at", "hash"):
+            assert seen[key] == first[key], "replicas stay equal"
+        assert len(seen["planned_at"]) >= 2
+
+
+def taking_turns(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(32, 64), nn.Linear(32, 64)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sync = syncline.attach(model, optimizer, compress="auto(int8)")
+    for step in range(WARM_UP + PROFILED + 2 * WINDOW + 2):
+        for number, part in enumerate(model):
+            part.requires_grad_(number == step % 2)
+        model[step % 2](torch.ones(4, 32) * (rank + 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = {"live": sync.auto.planned, "planned_at": sync.auto.planned_at, "hash": sync.plan.hash}
+    sync.close()
+    return found
+
+
+@pytest.mark.timeout(90)
+def test_parts_that_train_in_turn_are_all_planned_and_planned_once() -> None:
+    first, second = run_ranks(taking_turns, 2, timeout=80)
+    assert first == second
+    assert first["live"] == [True] * 4
+    assert len(first["planned_at"]) == 1

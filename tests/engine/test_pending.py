@@ -1,9 +1,12 @@
 """Tensors in flight: who waits for what, and when a tensor is itself again."""
 
+import copy
+import io
 import sys
 import threading
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -98,3 +101,40 @@ def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
     assert not failed
     assert [type(parameter) for parameter in parameters] == [nn.Parameter] * 20
     assert not any(map(pending.is_pending, parameters))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
+def test_copies_of_a_tensor_that_others_still_wait_for_are_themselves(kind: type) -> None:
+    ticket = Ticket()
+    tensor = torch.ones(2) if kind is torch.Tensor else nn.Parameter(torch.ones(2))
+    pending.mark(tensor, ticket)
+    deep = copy.deepcopy(tensor)
+    assert type(deep) is kind
+    assert deep.sum() == 2
+    assert pending.is_pending(tensor), "another stream has still to wait"
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    assert type(torch.load(file, weights_only=True)) is kind
+    assert ticket.waits >= 2
+    pending.release(tensor)
+
+
+def test_who_has_waited_takes_no_newer_mark_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after, tensor = Ticket(), Ticket(), nn.Parameter(torch.ones(2))
+    pending.mark(tensor, before)
+    touch = pending.touch
+
+    def overtaken(one: torch.Tensor) -> None:
+        touch(one)
+        pending.mark(tensor, after)  # another thread has stepped
+
+    monkeypatch.setattr(pending, "touch", overtaken)
+    before.done = True
+    copy.deepcopy(tensor)
+    torch.add(tensor, torch.ones(2))
+    monkeypatch.undo()
+    assert pending.is_pending(tensor)
+    assert tensor.sum() == 2
+    assert after.waits
+    pending.release(tensor)

@@ -74,10 +74,10 @@ def test_units_that_were_joined_come_back_when_the_host_keeps_up() -> None:
     shapes = resnet50()
     first = default_plan(shapes)
     said: list[str] = []
-    slots = [SimpleNamespace(parameter=SimpleNamespace(requires_grad=True)) for _ in shapes]
-    sync = SimpleNamespace(plan=first, shapes=shapes, step=7, say=said.append, _slots=slots)
+    sync = SimpleNamespace(plan=first, shapes=shapes, step=7, say=said.append)
     sync._sentinel = SimpleNamespace(fell=False)
     tuned = auto.Auto(sync, None)
+    tuned.planned = [True] * len(shapes)
     plain = costs(shapes, 0.04, bytes_per_s=2e9)
     slow = replace(plain, host=Host(passes=0.04, launch=6e-4, update=2e-4))
     joined = tuned._found(slow)

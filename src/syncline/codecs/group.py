@@ -55,11 +55,17 @@ class Batch:
         for key in keys:
             example = next(state[key] for state in mine if key in state)
             if self.stacked:
-                parts = [state.get(key, torch.zeros_like(example)) for state in mine]
+                if key == "error":  # as matrices: members may have other shapes
+                    pairs = list(zip(mine, self.shapes, strict=True))
+                    mine = [{**s, key: s[key].reshape(_matrix(shape))} if key in s else s for s, shape in pairs]
+                    example = example.new_zeros(_matrix(self.shapes[0]))
+                # Another codec, or other options, may have left one of another shape.
+                zeros = torch.zeros_like(example)
+                parts = [s[key] if key in s and s[key].shape == example.shape else zeros for s in mine]
                 packed[key] = parts[0][None] if len(parts) == 1 else torch.stack(parts)
             else:
-                zeros = [example.new_zeros(shape) for shape in self.shapes]
-                parts = [s.get(key, zero).reshape(-1) for s, zero in zip(mine, zeros, strict=True)]
+                blank = [example.new_zeros(shape) for shape in self.shapes]
+                parts = [s.get(key, zero).reshape(-1) for s, zero in zip(mine, blank, strict=True)]
                 packed[key] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return packed
 

@@ -22,7 +22,7 @@ from syncline.codecs import Codec
 from syncline.engine import pending
 from syncline.engine.decide import decided
 from syncline.engine.drift import WINDOW, Cause, Drift
-from syncline.engine.measuring import agreed, dense_link, live_shapes, measured, measured_link
+from syncline.engine.measuring import agreed, dense_link, measured, measured_link
 from syncline.engine.probe import dense_seconds
 from syncline.engine.profile import Profile
 from syncline.errors import UsageError
@@ -32,6 +32,7 @@ from syncline.plan.planner import WORTH, Choice, reorder, search
 from syncline.plan.predict import built, carriers, predict
 from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
+from syncline.plan.unit import Shape
 from syncline.spec import parse_one, show
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Auto:
 
     def __init__(self, sync: "Sync", allowed: Sequence[str] | None) -> None:
         self._sync, self.allowed = sync, None if allowed is None else list(allowed)
+        self._trained: list[bool] = []
+        """Of each parameter, whether it has trained in a backward pass since the last look, or the profile's start."""
+        self.planned: list[bool] = []
+        """And when the plan was made: it is of those."""
         self._joined: tuple[str, Plan] | None = None
         """The hash of a plan in which units were joined, and the plan before: its units may come back. On rank 0."""
         self.choice: Choice | None = None
@@ -79,6 +84,15 @@ class Auto:
         """A finished profile that no plan was made from yet."""
         self._steps = 0
         """Counted since attach: a resumed job is measured anew."""
+
+    def began(self, active: Sequence[bool]) -> None:
+        """A backward pass has begun in which these parameters train; the same on all ranks."""
+        self._trained = [a or b for a, b in zip(active, self._trained, strict=True)] if self._trained else list(active)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The parameters that the plan was made for; frozen ones cost nothing."""
+        return [shape for shape, live in zip(self._sync.shapes, self.planned, strict=True) if live]
 
     def stepped(self, *, counted: bool) -> None:
         """An optimizer has stepped, the first of its step if that was counted; all ranks are here at the same one."""
@@ -103,11 +117,19 @@ class Auto:
             elif self._asked is not None:
                 self._hear(*self._asked)
             elif self.choice is not None and (sync.step - self.planned_at[-1]) % WINDOW == 0:
-                self._ask()
+                self._look()
+
+    def _look(self) -> None:
+        trained, self._trained = self._trained, []
+        if trained and trained != self.planned and not self._sync._stepper.owes_a_step():
+            self._profile()  # parameters were frozen, or set free
+        else:
+            self._ask()
 
     def _profile(self) -> None:
         """The next steps are timed without overlap, and planned from."""
         self._sync.wait()
+        self._trained = []
         self._sync._profile = profile = Profile(self._sync.device, self._sync._slots)
         self._profiling(profile)
 
@@ -130,7 +152,8 @@ class Auto:
             return
         self._profiled = None
         with sync._watched.communicating("the measurements of auto"):
-            self._plan(measured(sync, profile, self.allowed))
+            self.planned, self._trained = self._trained, []
+            self._plan(measured(sync, profile, self.allowed, self.shapes))
 
     def _plan(self, costs: Costs) -> None:
         sync = self._sync
@@ -150,7 +173,7 @@ class Auto:
 
     def _found(self, costs: Costs) -> Choice:
         sync = self._sync
-        shapes = live_shapes(sync)
+        shapes = self.shapes
         if self.allowed is not None and not sync._sentinel.fell:
             choice = search(shapes, costs, allowed=self.allowed)
             return replace(choice, plan=whole(choice.plan, sync.shapes))
@@ -159,7 +182,7 @@ class Auto:
             before = self._joined[1]
         found = reorder(trained(before, shapes), shapes, costs)
         told = predict(found.plan, shapes, costs)
-        fewer = self._fewer(found.plan, costs) if told.host >= found.step else None
+        fewer = self._fewer(before, costs) if told.host >= found.step else None
         if fewer is not None and fewer.step < found.step * (1 - WORTH):
             why = (
                 f"{len(found.plan.order)} launches would take the host {told.host * 1e3:.1f} ms a step:"
@@ -180,7 +203,7 @@ class Auto:
         codec, carrier = min(kinds)
         if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,) or not _by_value(built(codec)):
             return None
-        return search(live_shapes(self._sync), costs, allowed=[codec], always=(), mix=False)
+        return search(self.shapes, costs, allowed=[codec], always=(), mix=False)
 
     def _ask(self) -> None:
         """What does a step take now? The ranks' answer is heard a step later: nobody waits for it."""

@@ -36,23 +36,21 @@ def agreed(sync: "Sync", mine: Sequence[float]) -> list[float]:
     return means
 
 
-def live_shapes(sync: "Sync") -> list[Shape]:
-    """The parameters that train now; frozen ones cost nothing."""
-    return [shape for shape, slot in zip(sync.shapes, sync._slots, strict=True) if slot.parameter.requires_grad]
+def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None, shapes: Sequence[Shape]) -> Costs:
+    """What plans of these parameters are made from.
 
-
-def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> Costs:
-    """What plans are made from; `allowed` are the codecs to choose from beside those that always are, None for none."""
+    `allowed` are the codecs to choose from beside those that always are, None for none.
+    """
     table = agreed(sync, profile.table())
     names = [slot.name for slot in sync._slots]
     head, rest = table[:_HEAD], table[_HEAD:]
-    shapes = live_shapes(sync)
     plan, values = trained(sync.plan, shapes), sum(shape.values for shape in shapes)
     planned = sorted({row.codec for row in plan.units})
     specs = planned if allowed is None else list(dict.fromkeys([*ALWAYS, *allowed]))
     cpu = sync.device.type == "cpu"
     link = measured_link(sync)
-    tried = {} if cpu else _codecs(sync, specs)
+    matrices = _matrices(shapes)
+    tried = {} if cpu else _codecs(sync, specs, matrices)
     host = Host()
     if not cpu:
         host, tried = host_of(plan, shapes, tried, sync.world, *head[5:])
@@ -64,7 +62,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None) -> C
         complete=dict(zip(names, rest[len(names) :], strict=True)),
         link=link,
         codecs=tried,
-        carried=_carried(sync, specs, link, stretch=head[4]) if cpu else {},
+        carried=_carried(sync, specs, link, matrices, stretch=head[4]) if cpu else {},
         update=Curve(0.0, head[3] / max(1, values)),
         data=head[0],
         lanes=sync._executor.lanes,
@@ -111,19 +109,20 @@ def _drag(sync: "Sync", link: Link) -> float:
     return agreed(sync, [drag(dense_link(sync), link.bytes_per_s, lambda: sync.groups.agree("", "ranks"))])[0]
 
 
-def _matrices(sync: "Sync") -> list[tuple[int, ...]]:
-    """Some shapes of the model, up to its largest."""
-    shapes = sorted({s.shape for s in live_shapes(sync) if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
+def _matrices(trained: Sequence[Shape]) -> list[tuple[int, ...]]:
+    """Some shapes of what trains, up to the largest."""
+    shapes = sorted({s.shape for s in trained if len(s.shape) > 1}, key=lambda s: torch.Size(s).numel())
     chosen = [shapes[len(shapes) * k // 4] for k in (1, 3)] + shapes[-1:] if shapes else [(1 << 16,)]
     return list(dict.fromkeys(chosen))
 
 
-def _codecs(sync: "Sync", specs: Sequence[str]) -> dict[str, CodecCost]:
-    shapes = _matrices(sync)
+def _codecs(sync: "Sync", specs: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, CodecCost]:
     return {spec: _same(sync, codec_cost(spec, shapes, sync.world, sync.device)) for spec in specs}
 
 
-def _carried(sync: "Sync", specs: Sequence[str], link: Link, *, stretch: float) -> dict[str, CodecCost]:
+def _carried(
+    sync: "Sync", specs: Sequence[str], link: Link, matrices: Sequence[tuple[int, ...]], *, stretch: float
+) -> dict[str, CodecCost]:
     """Codecs over each exchange that is weighed for them, or that the plan has."""
     group = dense_link(sync).group
     small, least, most = _FLAT
@@ -137,7 +136,7 @@ def _carried(sync: "Sync", specs: Sequence[str], link: Link, *, stretch: float) 
     def work() -> dict[str, CodecCost]:
         found: dict[str, CodecCost] = {}
         for spec, carrier in sorted(pairs):
-            shapes = _matrices(sync) if built(spec).view == "matrix" else [(small,), (large,)]
+            shapes = matrices if built(spec).view == "matrix" else [(small,), (large,)]
             line = exchange.connect(carrier, group)
             found[over(spec, carrier)] = carried_cost(spec, line, shapes, rank=sync.rank, stretch=stretch)
         return found

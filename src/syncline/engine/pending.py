@@ -35,6 +35,8 @@ _tickets: dict[int, tuple[Tensor, Ticket]] = {}
 _lock = threading.RLock()
 """Another thread may read parameters (an average of them, a checkpoint) while this one steps."""
 _Plain = torch.Tensor
+_REDUCE = torch.Tensor.__reduce_ex__
+"""Copies and pickles by the class that a tensor has, which must be its own then."""
 
 
 def mark(tensor: Tensor, ticket: Ticket) -> bool:
@@ -118,17 +120,19 @@ def _touched(
     _find(args, found)
     if kwargs:
         _find(kwargs.values(), found)
-    marked = False
+    waited = [(tensor, _tickets.get(id(tensor))) for tensor in found]
+    marked = not found
     for tensor in found:
         touch(tensor)
         marked = marked or id(tensor) in _tickets
     if marked:
-        if all(getattr(kind, "_syncline_pending", False) for kind in types):
+        if func is not _REDUCE and all(getattr(kind, "_syncline_pending", False) for kind in types):
             # Still marked, for other streams: this stream has its wait.
             with NoSubclasses():
                 return func(*args, **kwargs)
-        for tensor in found:
-            release(tensor)
+        for tensor, entry in waited:
+            if entry is not None:
+                release(tensor, entry[1])
     return func(*args, **kwargs)
 
 
@@ -141,9 +145,19 @@ def _pending_class(kind: type) -> type | None:
         return None
 
     def deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
-        touch(self)
-        release(self)
-        copied: Tensor = kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+        entry = None
+        while (now := _tickets.get(id(self))) is not None and (entry is None or now[1] is not entry[1]):
+            entry = now  # a step of another thread may have come meanwhile
+            touch(self)
+        if now is None:
+            copied: Tensor = kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+            return copied
+        with NoSubclasses():  # still marked, for other streams
+            # A tensor of another class than its own is copied by what `new_empty` gives, which is none of that class.
+            alias = kind is torch.Tensor and self.is_leaf
+            source = self.detach().requires_grad_(self.requires_grad) if alias else self
+            copied = memo[id(self)] = kind.__deepcopy__(source, memo)  # type: ignore[attr-defined]
+        copied.__class__ = kind
         return copied
 
     body = {

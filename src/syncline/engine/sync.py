@@ -292,6 +292,8 @@ class Sync:
             self._changed()
         self._watched.doing = f"step {self.step}: backward"
         self._open = True
+        if self.auto is not None:
+            self.auto.began(self._active)
         where = Where(self.step, self.rank, self.world, self.seed)
         measure = self._sentinel.due(self.step + 1)
         for unit in self._units:

@@ -12,7 +12,6 @@ from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
 from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
 from syncline.engine.drift import WINDOW
-from syncline.engine.measuring import live_shapes
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text
@@ -50,7 +49,7 @@ def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy:
         auto = getattr(sync, "auto", None)  # one rank alone has nothing to plan
         # Where the codec was given, the others were not measured: there is nothing to choose from later.
         if auto is not None and auto.allowed is not None and auto.costs is not None:
-            live = live_shapes(sync)
+            live = auto.shapes
             about = {"strategy": strategy, "device": sync.device.type, "planned_at": auto.planned_at[-1]}
             write_text(shapes_text(live, frozen=[s for s in sync.shapes if s not in live], **about), shapes)
             write_text(auto.costs.to_json(), costs)
