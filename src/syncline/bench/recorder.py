@@ -2,9 +2,10 @@
 
 Two ranks on this machine train the same model under DDP and attached, with the recorder on and off in blocks that take
 turns in the same processes; a ratio is of two blocks of one round. On means that every step is recorded, and then, in
-longer blocks, each n-th as the recorder chooses by default: that is what the bound of 1% is for. The wall time is read
-from the host's clock around each block, not from the recorder. Where a machine's noise is more than 1%, recorded steps
-and their neighbours tell more, which take turns within one recording; what steps between pay is not in that.
+blocks of n steps or more, each n-th as the recorder chooses by default: that is what the bound of 1% is for. The wall
+time is read from the host's clock around each block, not from the recorder. Where a machine's noise is more than 1%,
+recorded steps and their neighbours tell more, which take turns within one recording; what steps between pay is not in
+that.
 Also runnable where typer is not: `python -m syncline.bench.recorder --device cuda`.
 """
 
@@ -112,12 +113,14 @@ def compared(ranks: Sequence[dict[str, Any]], on: str, off: str) -> dict[str, An
             for state in (on, off)
         )
         made[f"{kind}_ms"] = {"on": summarize(with_it).as_dict(), "off": summarize(without).as_dict()}
-        pairs = [a / b for a, b in zip(with_it, without, strict=True)]
-        made["ratio"][kind] = summarize(pairs).as_dict() | {
-            "interval": interval(pairs),
-            "floor": _floor(with_it) / _floor(without),
-        }
+        made["ratio"][kind] = _paired(with_it, without)
     return made
+
+
+def _paired(on: Sequence[float], off: Sequence[float]) -> dict[str, Any]:
+    """Ratios of neighbours: median and quartiles, their interval, and what undisturbed ones come to."""
+    pairs = [a / b for a, b in zip(on, off, strict=True)]
+    return summarize(pairs).as_dict() | {"interval": interval(pairs), "floor": _floor(on) / _floor(off)}
 
 
 def in_turn(ranks: Sequence[dict[str, Any]], name: str, every: int) -> dict[str, Any]:
@@ -126,8 +129,7 @@ def in_turn(ranks: Sequence[dict[str, Any]], name: str, every: int) -> dict[str,
         [statistics.mean(values) for values in zip(*(rank["in_turn"][kind] for rank in ranks), strict=True)]
         for kind in ("on", "off")
     )
-    pairs = [a / b for a, b in zip(on, off, strict=True)]
-    ratio = summarize(pairs).as_dict() | {"interval": interval(pairs), "floor": _floor(on) / _floor(off)}
+    ratio = _paired(on, off)
     # An attached model is watched in the steps before and behind, too.
     share = min(1.0, (1 if name == "ddp" else 3) / every)
     default = {"share": share, "ratio": 1 + share * (ratio["median"] - 1)}

@@ -1,7 +1,7 @@
 """One rank of `bench recorder`: the same training with the recorder on and off, in blocks of steps that take turns.
 
-And within one recording that is switched on and off: neighbours are alike, so recorded and other steps tell less of the
-machine and more of the recorder than blocks do.
+And within one recording of some steps: neighbours are alike, so recorded and other steps tell less of the machine and
+more of the recorder than blocks do.
 """
 
 import gc

@@ -120,8 +120,8 @@ class Auto:
                 self._look()
 
     def _look(self) -> None:
-        trained, self._trained = self._trained, []
-        if trained and trained != self.planned and not self._sync._stepper.owes_a_step():
+        seen, self._trained = self._trained, []
+        if seen and seen != self.planned and not self._sync._stepper.owes_a_step():
             self._profile()  # parameters were frozen, or set free
         else:
             self._ask()

@@ -24,7 +24,7 @@ class Recorded:
     """A job as it was measured, and the plan in use at its end."""
 
     shapes: tuple[Shape, ...]
-    """The parameters that trained at its end."""
+    """The parameters that its plan was made for; others were frozen."""
     costs: Costs
     plan: Plan
     """Of those."""
