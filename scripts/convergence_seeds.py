@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from syncline.bench.convergence import Setting, train
-from syncline.bench.measure import environment
+from syncline.bench.convergence.run import Setting, train
+from syncline.bench.timing import environment
 from syncline.files import write_text
 from syncline.spec import split
 

@@ -56,8 +56,8 @@ def test_imports_go_one_way(path):
 def test_core_imports_torch_and_the_standard_library_alone():
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import syncline, syncline.trace, syncline.spec, syncline.registry, syncline.train.worker\n"
-        "import syncline.codecs, syncline.exchange, syncline.cluster, syncline.report.results\n"
+        "import syncline, syncline.trace, syncline.spec, syncline.registry, syncline.train.rank.worker\n"
+        "import syncline.codecs, syncline.exchange, syncline.cluster, syncline.results.file\n"
         f"print(sorted({EXTRAS - {'triton'}!r} & {{name.split('.')[0] for name in sys.modules}}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from syncline.errors import UsageError, unknown
-from syncline.own import import_own
+from syncline.user_import import import_own
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from syncline.bench import recorder
+from syncline.bench.recorder import run as recorder
 from syncline.errors import UsageError
 
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "1", "--steps", "2")

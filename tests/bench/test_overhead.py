@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from syncline.bench import overhead
+from syncline.bench.overhead import run as overhead
 from syncline.errors import UsageError
 
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")

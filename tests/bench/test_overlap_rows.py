@@ -2,9 +2,9 @@
 
 import pytest
 
-from syncline.bench.overlap import contestants
-from syncline.bench.overlap_rows import Entry, pictured, rows
-from syncline.bench.timeline import picture, stacked, window
+from syncline.bench.overlap.rows import Entry, pictured, rows
+from syncline.bench.overlap.run import contestants
+from syncline.bench.overlap.timeline import picture, stacked, window
 
 
 def entry(strategy, by_round, *, wire=None, losses=(), **more):

@@ -19,8 +19,8 @@ from rich.console import Console
 from syncline.cli.livetable import STEPS, Phases
 from syncline.cli.watch import Bars, Lines
 from syncline.trace import Recorder
-from syncline.train import live
-from syncline.train.live import PHASES, Live
+from syncline.train.rank import live
+from syncline.train.rank.live import PHASES, Live
 
 RUN = SimpleNamespace(strategy="ddp", workers=2, servers=0, train=SimpleNamespace(steps=40, epochs=1))
 

@@ -16,7 +16,7 @@ from command import results
 from forked import Forked, call, launched
 
 from syncline.cli.main import main
-from syncline.report.results import load
+from syncline.results.file import load
 
 SGD, ADAMW = "sgd(lr=0.05, momentum=0.9)", "adamw(lr=0.01)"
 

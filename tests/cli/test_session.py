@@ -6,7 +6,7 @@ import pytest
 
 from syncline.cluster.capabilities import Capabilities
 from syncline.train.config import Config
-from syncline.train.session import run_session
+from syncline.train.session.session import run_session
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -56,7 +56,7 @@ def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path,
     nothing = Capabilities(
         can_namespaces=False, how="none", can_shape=False, netem=False, why="no namespaces on this machine"
     )
-    monkeypatch.setattr("syncline.train.places.capabilities", lambda: nothing)
+    monkeypatch.setattr("syncline.train.session.places.capabilities", lambda: nothing)
     config = Config().override(
         {
             "train.model": "mlp(hidden=16)",

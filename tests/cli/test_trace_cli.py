@@ -14,10 +14,10 @@ from forked import call
 from syncline.cli.execute import print_json
 from syncline.cli.main import main
 from syncline.trace import Span
-from syncline.trace.clocks import Clock
-from syncline.trace.export import write_chrome_trace
-from syncline.trace.merge import Part
-from syncline.trace.rankfile import file_name, write_part
+from syncline.trace.formats.chrome_write import write_chrome_trace
+from syncline.trace.merge.clocks import Clock
+from syncline.trace.merge.merge import Part
+from syncline.trace.merge.rank_file import file_name, write_part
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 import diff_traces

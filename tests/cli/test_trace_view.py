@@ -15,9 +15,9 @@ from forked import Forked
 
 from syncline.cli.main import main
 from syncline.trace import Span
-from syncline.trace.analysis import analyze
-from syncline.trace.rankfile import file_name
-from syncline.trace.source import find
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.formats.load import find
+from syncline.trace.merge.rank_file import file_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import trace_samples as traced

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from syncline import codecs
-from syncline.bench import checks, measure, operators, plot
-from syncline.bench import codecs as bench
+from syncline.bench import timing as measure
+from syncline.bench.codecs import checks, operators
+from syncline.bench.codecs import page as plot
+from syncline.bench.codecs import run as bench
 from syncline.codecs import ops
 
 CPU = torch.device("cpu")

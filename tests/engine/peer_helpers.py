@@ -91,7 +91,7 @@ def _rank(
 ) -> None:  # fmt: skip
     import torch.distributed as dist
 
-    from syncline.engine.peers import Peers
+    from syncline.engine.health.peers import Peers
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if folder:

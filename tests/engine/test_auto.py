@@ -11,9 +11,9 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine import auto
-from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
-from syncline.engine.drift import WINDOW
+from syncline.engine.tuning import tuner as auto
+from syncline.engine.tuning.drift import WINDOW
+from syncline.engine.tuning.tuner import PROFILED, WARM_UP, allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan import Host, predict
 from syncline.plan.frozen import trained

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from ranks import run_ranks
-from syncline.engine.decide import decided
-from syncline.engine.groups import Groups
+from syncline.engine.process_groups import Groups
+from syncline.engine.tuning.decide import decided
 from syncline.errors import UsageError
 from syncline.plan import Choice, Plan, Unit
 from syncline.train.strategies import load

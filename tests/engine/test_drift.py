@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from syncline.engine.drift import AGREE, DRIFT, PROBE_SHARE, WINDOW, Drift, Gauge
+from syncline.engine.tuning.drift import AGREE, DRIFT, PROBE_SHARE, WINDOW, Drift, Gauge
 
 
 class Job:

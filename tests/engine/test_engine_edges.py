@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine import pending
+from syncline.engine.inflight import tickets as pending
 from syncline.plan import default_plan
 
 

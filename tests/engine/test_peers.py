@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from peer_helpers import PERIOD, process_letter, ranks
 
-from syncline.engine.heartbeat import Beat, Sight, Who, judge, process_state, this_process
-from syncline.engine.peers import Peers
+from syncline.engine.health.heartbeat import Beat, Sight, Who, judge, process_state, this_process
+from syncline.engine.health.peers import Peers
 from syncline.errors import PeerError
 
 WAITS = "step 12: waiting for unit 'fc1'"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.engine import pending
+from syncline.engine.inflight import tickets as pending
 
 
 class Ticket:

@@ -5,7 +5,7 @@ import torch
 
 from syncline.codecs import Merge
 from syncline.codecs.coder import cast
-from syncline.engine.rounded import Rounded
+from syncline.engine.launch.bf16_buffers import Rounded
 
 BF16 = cast(torch.bfloat16)
 

@@ -13,7 +13,7 @@ from ranks import run_ranks
 from syncline.codecs import Mean, Out, Steps
 from syncline.codecs.definition import Definition
 from syncline.codecs.state import State
-from syncline.engine.sentinel import LIMIT, checksum, dense
+from syncline.engine.health.sentinel import LIMIT, checksum, dense
 from syncline.errors import SynclineWarning, UsageError
 from syncline.plan import Plan, Shape, Unit, default_plan
 from syncline.trace import Recorder

@@ -10,9 +10,9 @@ from cost_cases import costs
 from model_shapes import mlp, resnet50
 from torch import nn
 
-from syncline.engine import auto
-from syncline.engine.measuring import host_of
-from syncline.engine.profile import Profile
+from syncline.engine.tuning import tuner as auto
+from syncline.engine.tuning.costs import host_of
+from syncline.engine.tuning.profile import Profile
 from syncline.engine.units import Slot
 from syncline.plan import CodecCost, Host, default_plan, scenario
 

@@ -4,8 +4,8 @@ import math
 import random
 from typing import Any
 
-from syncline.report import stats
-from syncline.report.results import SHARES, Results
+from syncline.results import stats
+from syncline.results.file import SHARES, Results
 
 S = 36_900_000  # bytes of VGG-11's gradients
 STRATEGIES = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import report_samples as samples
 
-from syncline.report.results import Results
 from syncline.report.write import write_html
+from syncline.results.file import Results
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ import report_samples as samples
 
 from syncline.errors import UsageError
 from syncline.files import write_text
-from syncline.report import results
+from syncline.results import file as results
 
 
 def test_round_trip_through_a_file_and_a_run_folder(tmp_path: Path) -> None:
@@ -119,6 +119,6 @@ def test_keys_of_a_later_version_are_kept() -> None:
 def test_results_need_neither_jinja_nor_rich() -> None:
     code = (
         "import sys; sys.modules['jinja2'] = sys.modules['rich'] = sys.modules['markupsafe'] = None\n"
-        "import syncline.report.results, syncline.report.stats, syncline.report.verdict, syncline.report.write"
+        "import syncline.results.file, syncline.results.stats, syncline.report.verdict, syncline.report.write"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

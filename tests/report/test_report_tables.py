@@ -7,8 +7,8 @@ import report_samples as samples
 from rich.console import Console
 
 from syncline.report import tables
-from syncline.report.results import Results
 from syncline.report.write import print_summary
+from syncline.results.file import Results
 
 NAMES = list(samples.STRATEGIES)
 

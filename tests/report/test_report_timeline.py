@@ -17,7 +17,7 @@ from syncline.report.panels import panel
 from syncline.report.traces import LARGE, traces
 from syncline.report.write import render_html, write_html
 from syncline.trace import Span
-from syncline.trace.source import Source, find
+from syncline.trace.formats.load import Source, find
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}<!--\u2028\u202e"
 

@@ -12,7 +12,7 @@ from syncline.report.html import render_view
 from syncline.report.panels import panel
 from syncline.report.write import write_html
 from syncline.trace import LANES, Span, partition
-from syncline.trace.source import Source, find
+from syncline.trace.formats.load import Source, find
 
 pytestmark = pytest.mark.browser
 RULER = 22

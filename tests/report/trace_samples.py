@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.trace import Span
-from syncline.trace.export import write_chrome_trace
+from syncline.trace.formats.chrome_write import write_chrome_trace
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from syncline.errors import UsageError
-from syncline.sim.replay import Replay
+from syncline.sim.replay.what_if import Replay
 from syncline.trace import Span, load, split_waits
 
 FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"

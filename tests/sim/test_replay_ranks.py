@@ -4,7 +4,7 @@ import pytest
 import replay_ranks
 
 from ranks import run_ranks
-from syncline.sim.replay import Replay
+from syncline.sim.replay.what_if import Replay
 
 DELAY_S, STEPS, WARM = 0.04, 14, 8
 ATTEMPTS = 4

@@ -34,6 +34,6 @@ def test_the_headline() -> None:
 
 
 def test_the_docstring() -> None:
-    done = doctest.testmod(sys.modules["syncline.sim.simulate"])
+    done = doctest.testmod(sys.modules["syncline.sim.steady.simulate"])
     assert done.attempted
     assert not done.failed

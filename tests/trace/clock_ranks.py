@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from syncline.trace.clocks import drifting, measure
+from syncline.trace.merge.clocks import drifting, measure
 
 
 def measured(rank, world_size):

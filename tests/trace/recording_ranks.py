@@ -107,7 +107,7 @@ def by_environment(rank, world_size, kind, folder):
     else:
         loop = Loop(rank, kind)
     if kind == "ddp":  # as `import syncline` would have done it
-        from syncline.trace.recording_env import prepare
+        from syncline.trace.record.environment import prepare
 
         prepare()
     for _ in range(6):

@@ -5,7 +5,8 @@ import time
 import pytest
 from recording_ranks import Loop
 
-from syncline.trace import recording, spacing
+from syncline.trace import recording
+from syncline.trace.record import sampling as spacing
 
 STEP_S = 0.01
 """So that the ranks know of each other before the first step is left out."""

@@ -14,10 +14,10 @@ from chrome_checker import check
 from trace_files import GLOO, HOROVOD, NCCL, device_work, hidden_share, host, kineto
 
 from syncline.cli.main import main
-from syncline.trace.analysis import analyze
-from syncline.trace.export import write_chrome_trace
-from syncline.trace.partition import partition
-from syncline.trace.source import find
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analyze.partition import partition
+from syncline.trace.formats.chrome_write import write_chrome_trace
+from syncline.trace.formats.load import find
 
 COMPUTE = {"forward", "backward", "update"}
 MADE = [("data", 30), ("forward", 20), ("backward", 40), ("exchange", 9, "w", 100_000), ("update", 4)]

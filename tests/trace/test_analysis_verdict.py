@@ -3,9 +3,9 @@
 import pytest
 from analysis_spans import span, steps
 
-from syncline.trace.analysis import analyze
-from syncline.trace.findings import Facts, Finding
-from syncline.trace.verdict import verdict
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analyze.findings import Facts, Finding
+from syncline.trace.analyze.verdict import verdict
 
 COUNT = 12
 BYTES = 1_000_000

@@ -7,7 +7,7 @@ from ranks import run_ranks
 from syncline.cluster import Cluster
 from syncline.cluster.capabilities import capabilities
 from syncline.cluster.launch import Place, launch
-from syncline.trace.clocks import Clock, RoundTrip, drifting, offset_of
+from syncline.trace.merge.clocks import Clock, RoundTrip, drifting, offset_of
 
 MS = 1_000_000
 ALLOWED = 0.2 * MS

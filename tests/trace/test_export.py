@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from syncline.errors import UsageError
 from syncline.trace import LANES, Span, split_waits
-from syncline.trace.counters import counters
-from syncline.trace.events import micros
-from syncline.trace.export import chrome_trace, write_chrome_trace
-from syncline.trace.horovod_style import horovod_trace, operation
-from syncline.trace.releases import releases
-from syncline.trace.reread import reread
+from syncline.trace.formats.chrome_events import micros
+from syncline.trace.formats.chrome_read import reread
+from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
+from syncline.trace.formats.counters import counters
+from syncline.trace.formats.horovod_write import horovod_trace, operation
+from syncline.trace.formats.releases import releases
 
 NAMES = st.sampled_from(["all-reduce", "ring", "blocked", "encode", "broadcast", 'a "b" \\ c'])
 UNITS = st.sampled_from(["", "conv1", "conv1[0]", "gewicht ü"])

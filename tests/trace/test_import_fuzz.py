@@ -14,15 +14,15 @@ from trace_files import GLOO, HOROVOD
 
 from syncline.errors import UsageError
 from syncline.report.panels import panel
-from syncline.sim.replay import Replay
+from syncline.sim.replay.what_if import Replay
 from syncline.trace import Limits, Span, load, overlap, partition, split_waits
-from syncline.trace.analysis import analyze
-from syncline.trace.diff import diff, side
-from syncline.trace.export import chrome_trace
-from syncline.trace.merge import Part
-from syncline.trace.metadata import sane
-from syncline.trace.rankfile import merge_folder, write_part
-from syncline.trace.source import find
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analyze.diff import diff, side
+from syncline.trace.formats.chrome_write import chrome_trace
+from syncline.trace.formats.load import find
+from syncline.trace.merge.merge import Part
+from syncline.trace.merge.metadata import sane
+from syncline.trace.merge.rank_file import merge_folder, write_part
 
 ODD = [b"1e999", b"NaN", b"-1", b"1" + b"0" * 400, b'"x"', b"null", b"[]", b"{}", b"[[]]", b"true", b"9e15", b""]
 NUMBER = re.compile(rb"-?\d+(\.\d+)?")

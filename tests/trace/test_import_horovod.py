@@ -7,7 +7,7 @@ import pytest
 from trace_files import HOROVOD
 
 from syncline.trace import Span, load, overlap, partition, split_waits
-from syncline.trace.horovod_style import horovod_trace
+from syncline.trace.formats.horovod_write import horovod_trace
 
 
 def test_the_fixture_is_what_its_script_writes():

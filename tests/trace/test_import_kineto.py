@@ -11,7 +11,7 @@ from trace_files import GLOO, NCCL, device_work, hidden_share, host, kernel, kin
 
 from syncline.errors import UsageError
 from syncline.trace import Span, load, overlap, partition, split_waits
-from syncline.trace.export import write_chrome_trace
+from syncline.trace.formats.chrome_write import write_chrome_trace
 
 COMPUTE = ("forward", "backward", "update")
 

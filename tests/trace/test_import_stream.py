@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from trace_files import host
 
 from syncline.errors import UsageError
-from syncline.trace import Limits, jsonstream, load
-from syncline.trace.tracefile import TraceFile
+from syncline.trace import Limits, load
+from syncline.trace.formats import json_stream as jsonstream
+from syncline.trace.formats.trace_file import TraceFile
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -13,10 +13,10 @@ import pytest
 from injected_ranks import Job, analysis, without_delays
 
 from syncline.cluster.capabilities import capabilities
-from syncline.trace.analysis import analyze
-from syncline.trace.source import find
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.formats.load import find
 from syncline.train.config import Config
-from syncline.train.session import run_session
+from syncline.train.session.session import run_session
 
 pytestmark = pytest.mark.timeout(100)
 ATTEMPTS, QUIET = 3, 0.1

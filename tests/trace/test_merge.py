@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from syncline.errors import UsageError
 from syncline.trace import Span
-from syncline.trace.clocks import Clock
-from syncline.trace.merge import Part, merge
-from syncline.trace.rankfile import file_name, merge_folder, read_part, write_part
+from syncline.trace.merge.clocks import Clock
+from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.rank_file import file_name, merge_folder, read_part, write_part
 
 AHEAD = Clock(offset=1000.0, error=3.0, at=0)
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.trace import Recorder, Span
-from syncline.trace.export import chrome_trace, write_chrome_trace
+from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
 
 
 def test_spans_are_recorded_in_order_with_step_unit_and_bytes():

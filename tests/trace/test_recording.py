@@ -20,7 +20,7 @@ from recording_ranks import (
 
 from ranks import run_ranks
 from syncline.trace import partition
-from syncline.trace.source import find
+from syncline.trace.formats.load import find
 
 
 def spans_of(source, rank, lane, step=None):

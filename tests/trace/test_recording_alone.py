@@ -12,13 +12,13 @@ from torch import nn
 
 from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
-from syncline.trace.collect import Seen, read_seen
-from syncline.trace.merge import Part
-from syncline.trace.metadata import together
-from syncline.trace.recording_hooks import RETURNED
-from syncline.trace.settle import settled
-from syncline.trace.source import find
-from syncline.trace.usage import Usage
+from syncline.trace.formats.load import find
+from syncline.trace.merge.merge import Part
+from syncline.trace.merge.metadata import together
+from syncline.trace.record.cleanup import settled
+from syncline.trace.record.cpu_time import Usage
+from syncline.trace.record.gather import Seen, read_seen
+from syncline.trace.record.loop_hooks import RETURNED
 
 SCRIPT = """
 import syncline, torch
@@ -215,7 +215,7 @@ def test_usage_counts_what_a_step_took():
 
 
 def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
-    monkeypatch.setattr("syncline.trace.usage.SCHEDSTAT", tmp_path / "no")
+    monkeypatch.setattr("syncline.trace.record.cpu_time.SCHEDSTAT", tmp_path / "no")
     recorder = Recorder()
     begin = recorder.mark("step")
     recorder.add("step", "step", begin, recorder.mark("step"))

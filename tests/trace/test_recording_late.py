@@ -11,11 +11,13 @@ from torch import nn
 from torch.distributed import HashStore
 
 import syncline
-from syncline.trace import Recorder, Span, collect, usage
-from syncline.trace.collect import Seen, _gather, _give
-from syncline.trace.merge import Part
-from syncline.trace.recorder import process_recorder
-from syncline.trace.source import find
+from syncline.trace import Recorder, Span
+from syncline.trace.formats.load import find
+from syncline.trace.merge.merge import Part
+from syncline.trace.record import cpu_time as usage
+from syncline.trace.record import gather as collect
+from syncline.trace.record.gather import Seen, _gather, _give
+from syncline.trace.record.recorder import process_recorder
 
 COST = {"overhead_ns_per_step": 1.0, "dropped": 0, "every": 1}
 

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.trace import Recorder, recording, start, stop, usage
-from syncline.trace.recording_data import Loaded
-from syncline.trace.recording_hooks import Watch
-from syncline.trace.recording_wire import _when_done
-from syncline.trace.source import find
+from syncline.trace import Recorder, recording, start, stop
+from syncline.trace.formats.load import find
+from syncline.trace.record import cpu_time as usage
+from syncline.trace.record.collectives import _when_done
+from syncline.trace.record.data_loader import Loaded
+from syncline.trace.record.loop_hooks import Watch
 
 FORKED = """
 import multiprocessing
@@ -51,7 +52,7 @@ def train(model, optimizer, steps=3):
 
 
 def test_gradients_may_be_off_where_it_stops(tmp_path):
-    from syncline.trace.recording_cost import _kind
+    from syncline.trace.record.hook_overhead import _kind
 
     for number, off in enumerate((torch.no_grad, torch.inference_mode)):
         _kind.cache_clear()
@@ -69,7 +70,7 @@ def test_a_cost_that_cannot_be_told_loses_no_trace(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no idea\nat all")
 
-    monkeypatch.setattr("syncline.trace.recording_cost._kind", broken)
+    monkeypatch.setattr("syncline.trace.record.hook_overhead._kind", broken)
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer)

@@ -10,14 +10,15 @@ from torch import nn
 from torch.distributed import HashStore
 
 from ranks import run_ranks
-from syncline.sim.replay import Replay
-from syncline.trace import partition, recording, spacing
-from syncline.trace.agree import Agreement
-from syncline.trace.analysis import analyze
-from syncline.trace.diff import diff, side
-from syncline.trace.recorder import Recorder
-from syncline.trace.source import find
-from syncline.trace.spacing import BUDGET, FIRST, Pace, Sampling
+from syncline.sim.replay.what_if import Replay
+from syncline.trace import partition, recording
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analyze.diff import diff, side
+from syncline.trace.formats.load import find
+from syncline.trace.record import sampling as spacing
+from syncline.trace.record.recorder import Recorder
+from syncline.trace.record.sampling import BUDGET, FIRST, Pace, Sampling
+from syncline.trace.record.sampling_agreement import Agreement
 
 
 def steps_of(source, rank=0):

@@ -11,7 +11,7 @@ import diff_traces
 import pytest
 
 from syncline.cli.main import main
-from syncline.trace.export import write_chrome_trace
+from syncline.trace.formats.chrome_write import write_chrome_trace
 
 RECORDED = Path(__file__).parents[1] / "cli" / "fixtures" / "recorded"
 

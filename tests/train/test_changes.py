@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from syncline.cluster.capabilities import capabilities
-from syncline.engine.auto import PROFILED, WARM_UP
-from syncline.engine.drift import WINDOW
+from syncline.engine.tuning.drift import WINDOW
+from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
-from syncline.report.results import load, numbers
-from syncline.train.changes import Change, parse_changes
+from syncline.results.file import load, numbers
 from syncline.train.config import Config, load_recipe, load_run, parse_settings
-from syncline.train.session import run_session
+from syncline.train.session.link_changes import Change, parse_changes
+from syncline.train.session.session import run_session
 
 
 class Silent:

@@ -14,11 +14,11 @@ from ranks import run_ranks
 from resumable import ErrorFeedback
 from syncline.errors import UsageError
 from syncline.trace import Recorder
-from syncline.train import checkpoint
+from syncline.train.checkpoint import files as checkpoint
+from syncline.train.checkpoint.snapshot import Snapshots
 from syncline.train.config import Train
-from syncline.train.loop import Outcome
-from syncline.train.randomness import random_state, seed_all, set_random_state
-from syncline.train.snapshot import Snapshots
+from syncline.train.rank.loop import Outcome
+from syncline.train.rank.randomness import random_state, seed_all, set_random_state
 from syncline.train.strategies import Context, Strategy
 
 CPU = torch.device("cpu")

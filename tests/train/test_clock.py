@@ -1,8 +1,8 @@
 from unittest import mock
 
 from ranks import run_ranks
-from syncline.trace.clocks import Clock, host
-from syncline.train.clock import RunClock
+from syncline.trace.merge.clocks import Clock, host
+from syncline.train.rank.clock import RunClock
 
 
 def _run(rank, world_size):
@@ -21,7 +21,7 @@ def test_ranks_of_one_machine_read_one_clock_and_measure_it_all_the_same():
 
 
 def _run_beside_nccl(rank, world_size):
-    with mock.patch("syncline.train.clock.dist.get_backend", return_value="nccl"):
+    with mock.patch("syncline.train.rank.clock.dist.get_backend", return_value="nccl"):
         clock = RunClock(timeout_s=60)
     return clock._group is not None, clock.finish()
 
@@ -39,9 +39,9 @@ def test_a_rank_that_is_alone_has_no_clock_to_compare():
 def test_another_boot_or_time_namespace_is_another_clock(tmp_path, monkeypatch):
     before = host()
     (tmp_path / "boot").write_text("other\n")
-    monkeypatch.setattr("syncline.trace.clocks.BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr("syncline.trace.merge.clocks.BOOT_ID", tmp_path / "boot")
     assert host() != before
-    monkeypatch.setattr("syncline.trace.clocks.TIME", tmp_path / "none")
+    monkeypatch.setattr("syncline.trace.merge.clocks.TIME", tmp_path / "none")
     assert host() == "other"
-    monkeypatch.setattr("syncline.trace.clocks.BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr("syncline.trace.merge.clocks.BOOT_ID", tmp_path / "none")
     assert host() not in (before, "other"), "it does not tell: every process for itself"

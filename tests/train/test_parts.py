@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UsageError
-from syncline.train.assemble import assemble, merged, spans_of
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
-from syncline.train.runfolder import busy_share
-from syncline.train.sampler import Sampler
-from syncline.train.session import plan_runs
-from syncline.train.wire import Counters, read_counters
+from syncline.train.rank.sampler import Sampler
+from syncline.train.rank.wire_bytes import Counters, read_counters
+from syncline.train.session.assemble import assemble, merged, spans_of
+from syncline.train.session.run_folder import busy_share
+from syncline.train.session.session import plan_runs
 
 SERVERS = ("ddp", "server(servers=2, part_mb=1)")
 

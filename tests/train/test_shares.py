@@ -2,9 +2,9 @@
 
 import pytest
 
-from syncline.engine.auto import REPLAN
+from syncline.engine.tuning.tuner import REPLAN
 from syncline.trace import Span
-from syncline.train.assemble import _rank
+from syncline.train.session.assemble import _rank
 
 RECORD = {
     "rank": 0, "node": 0, "host": "here", "losses": [1.0], "accuracy": None, "theory": {"sent": 0, "received": 0},

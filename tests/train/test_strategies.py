@@ -9,8 +9,8 @@ from torch import nn
 from ranks import run_ranks
 from syncline.errors import UsageError
 from syncline.trace import Recorder
-from syncline.train.loop import Loop
-from syncline.train.sampler import Sampler
+from syncline.train.rank.loop import Loop
+from syncline.train.rank.sampler import Sampler
 from syncline.train.strategies import STRATEGIES, Context, load
 from syncline.train.strategies.gather_scatter import ring_order_sum
 from syncline.train.workload import build, load_optimizer

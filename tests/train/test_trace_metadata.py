@@ -4,9 +4,9 @@ import pytest
 from test_changes import Silent
 
 from syncline.cluster.capabilities import capabilities
-from syncline.trace.source import find
+from syncline.trace.formats.load import find
 from syncline.train.config import Config
-from syncline.train.session import run_session
+from syncline.train.session.session import run_session
 
 
 @pytest.mark.namespaces

@@ -70,7 +70,7 @@ def bench(
 
     page: str | None = None
     if what == "overhead":
-        from syncline.bench import overhead
+        from syncline.bench.overhead import run as overhead
 
         chosen = overhead.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
         result = overhead.measure(chosen, progress=progress)
@@ -78,7 +78,7 @@ def bench(
         for text in result["warnings"]:
             progress(f"warning: {text}")
     elif what == "recorder":
-        from syncline.bench import recorder
+        from syncline.bench.recorder import run as recorder
 
         wanted = recorder.setting(device, model=model, steps=steps, threads=threads, seed=seed)
         result = recorder.measure(wanted, progress=progress)
@@ -86,8 +86,8 @@ def bench(
         for text in result["warnings"]:
             progress(f"warning: {text}")
     elif what == "codecs":
-        from syncline.bench import codecs as speed
-        from syncline.bench import plot
+        from syncline.bench.codecs import page as plot
+        from syncline.bench.codecs import run as speed
 
         shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
         if not shapes:
@@ -98,8 +98,8 @@ def bench(
     else:
         from rich.table import Table
 
-        from syncline.bench import curves
-        from syncline.bench.convergence import Setting, measure
+        from syncline.bench.convergence import page as curves
+        from syncline.bench.convergence.run import Setting, measure
 
         setting = Setting(steps=steps or Setting.steps, data=data, seed=seed, model=model or Setting.model)
         result = measure(setting, names, progress=progress)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from syncline.report.results import Results, strict
+from syncline.results.file import Results, strict
 from syncline.train.config import Config
-from syncline.train.torchrun import is_launched
+from syncline.train.session.torchrun import is_launched
 
 
 def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | None = None) -> int:
@@ -17,8 +17,8 @@ def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | N
     if config.cluster.nodes and not launched:
         become_able()
     from syncline.cli.watch import watcher
-    from syncline.train.session import run_session
-    from syncline.train.torchrun import run_launched
+    from syncline.train.session.session import run_session
+    from syncline.train.session.torchrun import run_launched
 
     console = Console(stderr=as_json)
     watch = watcher(console)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from syncline.train.live import PHASES
+from syncline.train.rank.live import PHASES
 
 STEPS = 20
 """Steps of each rank whose mean is shown."""

@@ -51,9 +51,9 @@ def overlap(
         config = config.override({"cluster.nodes": 2, "cluster.bandwidth": config.cluster.bandwidth or "1Gbit"})
     if config.cluster.nodes:
         become_able()
-    from syncline.bench import overlap as bench
-    from syncline.bench.overlap_course import Turns
-    from syncline.bench.overlap_table import print_tables
+    from syncline.bench.overlap import run as bench
+    from syncline.bench.overlap.course import Turns
+    from syncline.bench.overlap.table import print_tables
 
     chosen = _contestants(strategies, compress, buckets, also)
     if chosen is None and not recipe:
@@ -79,7 +79,7 @@ def overlap(
 
 def _contestants(strategies: str | None, compress: str | None, buckets: str, also: str) -> tuple[str, ...] | None:
     """Those that the options name; None where they name none, and a recipe may."""
-    from syncline.bench import overlap as bench
+    from syncline.bench.overlap import run as bench
     from syncline.codecs import build
 
     if strategies is not None:

@@ -74,7 +74,7 @@ class _Quiet:
 
 def _measure(config: "Config", compress: str | None) -> Path | None:
     """Train some steps; the run folder, or None on a launcher's other ranks."""
-    from syncline.train.torchrun import is_launched, run_launched
+    from syncline.train.session.torchrun import is_launched, run_launched
 
     launched = is_launched()
     if config.cluster.nodes and not launched:
@@ -83,10 +83,10 @@ def _measure(config: "Config", compress: str | None) -> Path | None:
 
         if capabilities().how == "userns":
             ensure_privileges(reexec=True)
-    from syncline.engine.auto import allowed_codecs
+    from syncline.engine.tuning.tuner import allowed_codecs
     from syncline.plan.planner import ALWAYS
     from syncline.plan.predict import built
-    from syncline.train.session import run_session
+    from syncline.train.session.session import run_session
 
     spec = compress or "auto"
     if allowed_codecs(spec) is None:

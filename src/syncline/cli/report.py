@@ -8,8 +8,8 @@ from rich.console import Console
 
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError
-from syncline.report import results as results_file
 from syncline.report.write import print_summary, write_html
+from syncline.results import file as results_file
 
 
 def report(

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from syncline.cluster.units import format_bandwidth, parse_bandwidth
-from syncline.engine.auto import allowed_codecs
+from syncline.engine.tuning.tuner import allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs
 from syncline.plan.planner import ALWAYS as ALWAYS
@@ -15,8 +15,8 @@ from syncline.plan.predict import built
 from syncline.plan.recorded import COSTS, Recorded, load_recorded
 from syncline.plan.table import Plan
 from syncline.plan.whatif import Setting, outcome, recorded
-from syncline.report import results as results_file
-from syncline.report.results import numbers
+from syncline.results import file as results_file
+from syncline.results.file import numbers
 
 PAYLOAD = 0.95
 """The share of a link's bits that is payload, where no recorded link says it."""

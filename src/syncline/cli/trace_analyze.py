@@ -12,10 +12,10 @@ from rich.console import Console
 from syncline.cli.analysis_tables import one_run, several_runs
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError
-from syncline.report import results as results_file
 from syncline.report.scaling import Curve, StartUp, curves, start_up
-from syncline.trace.analysis import Analysis, analyze
-from syncline.trace.source import TRACE, find, runs
+from syncline.results import file as results_file
+from syncline.trace.analyze.analysis import Analysis, analyze
+from syncline.trace.formats.load import TRACE, find, runs
 
 _STEPS = re.compile(r"(\d{0,9}):(\d{0,9})", re.ASCII)
 

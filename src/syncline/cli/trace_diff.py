@@ -10,8 +10,8 @@ from rich.console import Console
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError
 from syncline.report.figures import one_line, printable
-from syncline.trace.diff import Change, Diff, Side, diff, side
-from syncline.trace.source import TRACE, find
+from syncline.trace.analyze.diff import Change, Diff, Side, diff, side
+from syncline.trace.formats.load import TRACE, find
 
 
 def trace_diff(

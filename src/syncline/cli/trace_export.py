@@ -11,10 +11,10 @@ from rich.console import Console
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError, unknown
 from syncline.report.figures import printable
-from syncline.trace.events import Event, write_events
-from syncline.trace.export import chrome_events, chrome_head
-from syncline.trace.horovod_style import horovod_trace
-from syncline.trace.source import TRACE, Source, find
+from syncline.trace.formats.chrome_events import Event, write_events
+from syncline.trace.formats.chrome_write import chrome_events, chrome_head
+from syncline.trace.formats.horovod_write import horovod_trace
+from syncline.trace.formats.load import TRACE, Source, find
 
 _STYLES = ("chrome", "horovod")
 

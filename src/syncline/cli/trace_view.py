@@ -15,7 +15,7 @@ from syncline.files import write_text
 from syncline.report.figures import one_line, printable, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
-from syncline.trace.source import TRACE, Source, find, runs
+from syncline.trace.formats.load import TRACE, Source, find, runs
 
 PAGE = "timeline.html"
 """What the page is called beside its trace."""

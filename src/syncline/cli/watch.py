@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from syncline.cli.livetable import Phases
-from syncline.train.session import Planned
+from syncline.train.session.session import Planned
 
 
 def _label(run: Planned) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 from syncline.cluster.units import format_bandwidth
 from syncline.errors import UsageError
 from syncline.plan.recorded import COSTS
-from syncline.report import results as results_file
 from syncline.report.figures import printable
-from syncline.sim.replay import QUESTIONS, Replay
-from syncline.trace.prepared import prepare
-from syncline.trace.rankfile import has_parts
-from syncline.trace.source import TRACE, find
-from syncline.trace.startup import start_up
+from syncline.results import file as results_file
+from syncline.sim.replay.what_if import QUESTIONS, Replay
+from syncline.trace.analyze.startup import start_up
+from syncline.trace.analyze.steps import prepare
+from syncline.trace.formats.load import TRACE, find
+from syncline.trace.merge.rank_file import has_parts
 
 FORMAT = "syncline what-if 1"
 USUAL = ("no-straggler", "infinite-network", "2x", "perfect-overlap")

@@ -24,7 +24,7 @@ from typing import Any
 from syncline.cluster.nodes import enter
 from syncline.errors import RankFailure, UsageError
 
-PRELOAD = ("torch", "torch._dynamo", "syncline.train.worker")
+PRELOAD = ("torch", "torch._dynamo", "syncline.train.rank.worker")
 _PR_SET_PDEATHSIG = 1
 _SETTLE_S = 1.0
 _GRACE_S = 3.0

@@ -10,7 +10,7 @@ from torch import nn
 from syncline.engine.sync import Sync
 from syncline.plan import Plan
 from syncline.trace import Recorder
-from syncline.trace.recording_env import attached
+from syncline.trace.record.environment import attached
 
 
 def attach(

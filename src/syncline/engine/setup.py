@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from syncline import codecs
-from syncline.engine.cells import cells_of, rounds_of
-from syncline.engine.threads import Threads
+from syncline.engine.executors.threads import Threads
+from syncline.engine.launch.batches import cells_of, rounds_of
 from syncline.errors import UsageError
 from syncline.plan import Plan, Shape, default_plan
 from syncline.plan import load as load_plan
@@ -83,7 +83,7 @@ def agree(sync: "Sync") -> None:
 def make_executor(sync: "Sync", workers: int) -> Any:
     """What carries launches on the model's device."""
     if sync.device.type == "cuda":
-        from syncline.engine.streams import Streams
+        from syncline.engine.executors.streams import Streams
 
         return Streams(sync.recorder, sync.device, watched=sync._watched)
     return Threads(sync.recorder, workers=workers, watched=sync._watched, cut=sync.groups.cut)

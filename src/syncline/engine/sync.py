@@ -22,25 +22,25 @@ from torch import Tensor, nn
 
 from syncline import exchange
 from syncline._compat import after_backward, in_nested_backward
-from syncline.engine import pending
-from syncline.engine.auto import Auto, allowed_codecs
-from syncline.engine.buffers import send
-from syncline.engine.cells import Where
-from syncline.engine.compiled import Compiled
-from syncline.engine.groups import Groups, parent_group, timeout_of
-from syncline.engine.letgo import close_at_exit, forget
-from syncline.engine.profile import Profile
-from syncline.engine.sentinel import Sentinel
+from syncline.engine.health.errors import Watched
+from syncline.engine.health.sentinel import Sentinel
+from syncline.engine.inflight import tickets as pending
+from syncline.engine.inflight.buffers import send
+from syncline.engine.inflight.compiled import Compiled
+from syncline.engine.inflight.unused import Usage
+from syncline.engine.launch.batches import Where
+from syncline.engine.optimizer.step import Stepper
+from syncline.engine.process_groups import Groups, parent_group, timeout_of
 from syncline.engine.setup import agree, first_plan, make_executor, one_device, rounds_in
+from syncline.engine.shutdown import close_at_exit, forget
 from syncline.engine.state import States, flat_state, gathered, read_state
-from syncline.engine.stepping import Stepper
+from syncline.engine.tuning.profile import Profile
+from syncline.engine.tuning.tuner import Auto, allowed_codecs
 from syncline.engine.units import Exchanged, Slot, UnitRun, units_of
-from syncline.engine.usage import Usage
-from syncline.engine.watch import Watched
 from syncline.errors import UsageError
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
-from syncline.trace.recorder import process_recorder
+from syncline.trace.record.recorder import process_recorder
 
 _log = logging.getLogger("syncline")
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from syncline._compat import storage_users
 from syncline.codecs import build
-from syncline.engine.cells import States, cells_of
-from syncline.engine.flow import Launch
+from syncline.engine.launch.batches import States, cells_of
+from syncline.engine.launch.run import Launch
 from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Unit

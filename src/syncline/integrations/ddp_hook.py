@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from syncline._compat import GradBucket
-from syncline.engine.buckets import Buckets
+from syncline.integrations.ddp_buckets import Buckets
 
 
 def ddp_hook(

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.report import stats
-from syncline.report.results import SHARES, Results, Run, finite, numbers, ok
+from syncline.results import stats
+from syncline.results.file import SHARES, Results, Run, finite, numbers, ok
 
 BASELINE = "single"
 """The strategy others are measured against: one rank, no exchange."""

@@ -19,8 +19,8 @@ from syncline.report import figures
 from syncline.report.columns import ORDER
 from syncline.report.page import PARTS, page
 from syncline.report.panels import Panel
-from syncline.report.results import Results
 from syncline.report.traces import Traces
+from syncline.results.file import Results
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "page.css", "charts.css", "diagnosis.css", "timeline.css")

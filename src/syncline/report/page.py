@@ -6,9 +6,9 @@ from typing import Any
 from syncline.report.compare import Row, parts_ms, rows, share, step_median
 from syncline.report.figures import one_line
 from syncline.report.remarks import cautions
-from syncline.report.results import SHARES, Rank, Results, Run, finite
 from syncline.report.scaling import Curve, StartUp, curves, start_ups
 from syncline.report.verdict import Verdict, headline, verdicts
+from syncline.results.file import SHARES, Rank, Results, Run, finite
 
 PARTS = {
     "data": "data",

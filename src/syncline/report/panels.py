@@ -10,10 +10,10 @@ from syncline.errors import UsageError
 from syncline.report.columns import columns
 from syncline.report.excerpt import LIMIT, excerpt
 from syncline.report.figures import duration, percent
-from syncline.report.results import SHARES, finite
-from syncline.trace.analysis import analyze
-from syncline.trace.prepared import prepare
-from syncline.trace.source import Source
+from syncline.results.file import SHARES, finite
+from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analyze.steps import prepare
+from syncline.trace.formats.load import Source
 
 UNITS = 200
 """Rows of the table of units at most: those that are exposed longest."""

@@ -2,8 +2,8 @@
 
 from syncline.report.compare import Row, rows, share, workers
 from syncline.report.figures import duration, one_line, percent, plural, times
-from syncline.report.results import SHARES, Results, finite, numbers
 from syncline.report.scaling import DOMINATES, start_up
+from syncline.results.file import SHARES, Results, finite, numbers
 
 
 def cautions(results: Results) -> list[str]:

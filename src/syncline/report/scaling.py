@@ -6,9 +6,9 @@ that the whole run grew slower with every GPU. One number for "the speed-up" hid
 
 from dataclasses import dataclass
 
-from syncline.report import stats
 from syncline.report.compare import efficiency, labels, speedup, steady, step_median, workers
-from syncline.report.results import Results, Run, finite, numbers, ok
+from syncline.results import stats
+from syncline.results.file import Results, Run, finite, numbers, ok
 
 DOMINATES = 0.5
 """Start-up above this share of the whole run is worth a sentence."""

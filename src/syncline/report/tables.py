@@ -25,8 +25,8 @@ from syncline.report.figures import (
     significant,
     times,
 )
-from syncline.report.results import Results, Run, Summary, finite, numbers
 from syncline.report.scaling import Curve, curves, start_ups
+from syncline.results.file import Results, Run, Summary, finite, numbers
 
 WIDE = 132
 """From this many columns on, the comparison is one table; below, it is two."""

@@ -9,8 +9,8 @@ from syncline.report.compare import labels
 from syncline.report.excerpt import LIMIT
 from syncline.report.figures import one_line, size
 from syncline.report.panels import Panel, folder_label, panel
-from syncline.report.results import Results
-from syncline.trace.source import TRACE, find
+from syncline.results.file import Results
+from syncline.trace.formats.load import TRACE, find
 
 ALL = 400_000
 """Spans of all runs together that a page holds at most."""

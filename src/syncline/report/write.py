@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from syncline.files import write_text
 from syncline.report.figures import printable
 from syncline.report.remarks import cautions
-from syncline.report.results import Results
 from syncline.report.verdict import headline, verdicts
+from syncline.results.file import Results
 
 if TYPE_CHECKING:
     from rich.console import Console

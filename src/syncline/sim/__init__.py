@@ -1,9 +1,9 @@
 """What would happen: one event simulator of steady-state steps, closed forms of exchanges, sweeps; see docs/sim.md."""
 
 from syncline.sim.network import Network, exchange_time, fit
-from syncline.sim.scenario import Job, Layer, Outcome, Round, Scenario, Wait
-from syncline.sim.simulate import simulate
-from syncline.sim.sweep import Prediction, sweep, table
+from syncline.sim.steady.scenario import Job, Layer, Outcome, Round, Scenario, Wait
+from syncline.sim.steady.simulate import simulate
+from syncline.sim.steady.sweep import Prediction, sweep, table
 
 __all__ = [
     "Job",

@@ -14,7 +14,7 @@ from statistics import median
 
 from syncline.errors import UsageError
 from syncline.registry import Registry
-from syncline.sim.scenario import Round
+from syncline.sim.steady.scenario import Round
 from syncline.spec import Call, parse_one
 
 _MOST = 150  # sizes that `fit` compares in pairs

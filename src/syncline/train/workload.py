@@ -9,10 +9,10 @@ from torch import nn
 
 from syncline import spec
 from syncline.errors import UsageError
-from syncline.own import import_own
 from syncline.train.data import DATA, Batch, Dataset, Need, load_data
 from syncline.train.models import MODELS, OPTIMIZERS, Blueprint, Built, Classifier, Phase, load_optimizer
 from syncline.train.models.base import one_phase
+from syncline.user_import import import_own
 
 __all__ = [
     "DATA", "MODELS", "OPTIMIZERS", "Batch", "Dataset", "Phase", "Workload", "build", "load_optimizer",

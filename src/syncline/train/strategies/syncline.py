@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
-from syncline.engine.auto import PROFILED, WARM_UP, allowed_codecs
-from syncline.engine.drift import WINDOW
+from syncline.engine.tuning.drift import WINDOW
+from syncline.engine.tuning.tuner import PROFILED, WARM_UP, allowed_codecs
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text

@@ -1,0 +1,1 @@
+"""`bench codecs`: speed, ratio and error of every codec."""

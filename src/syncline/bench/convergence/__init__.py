@@ -1,0 +1,1 @@
+"""`bench convergence`: loss with a codec beside dense loss."""

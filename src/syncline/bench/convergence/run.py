@@ -1,0 +1,157 @@
+"""`bench convergence`: does training with a codec arrive where dense training arrives, and after how many bytes?
+
+Same model, seed, samples and optimizer under every codec. The ranks are driven in lockstep in this process: their
+gradients are computed one after the other on one replica, which is exact, because all ranks hold the same parameters.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncline import codecs
+from syncline.bench.timing import environment
+from syncline.train.data.fashion_mnist import DEBIAN
+from syncline.train.rank.sampler import Sampler
+from syncline.train.workload import Workload, build, load_optimizer
+
+DENSE = "none"
+# Codecs that mean little without a choice of the user's.
+CHOICES = {"warmup": "warmup(topk(0.01), steps=100)"}
+# Codecs that carry the momentum themselves; with the optimizer's on top it would be counted twice.
+OPTIMIZERS = {"dgc": "sgd(lr=0.02)"}
+_SMOOTH = 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all codecs."""
+
+    model: str = "vgg11(width=0.125)"
+    data: str = "auto"
+    optimizer: str = "sgd(lr=0.02, momentum=0.9)"
+    workers: int = 4
+    batch: int = 64
+    steps: int = 800
+    seed: int = 0
+    evaluate_every: int = 50
+    test_samples: int = 2000
+    final_samples: int = 10_000
+    small: int = 16384
+    """Tensors of up to so many values travel together, as one work item."""
+    device: str = "cpu"
+
+
+def specs() -> list[str]:
+    """Every registered codec at its defaults, dense first."""
+    return [DENSE, *(CHOICES.get(name, name) for name in codecs.available() if name != DENSE)]
+
+
+def measure(
+    setting: Setting, names: Sequence[str] | None = None, *, progress: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """A row for each codec, beside the dense one."""
+    chosen = list(names) if names else specs()
+    if DENSE not in chosen:
+        chosen.insert(0, DENSE)
+    data = setting.data
+    if data == "auto":
+        data = "fashion-mnist" if DEBIAN.exists() else "shapes"
+    rows = []
+    for spec in chosen:
+        rows.append(train(spec, setting, data=data))
+        progress(f"{spec}: accuracy {rows[-1]['accuracy']:.1%}, loss {rows[-1]['final_loss']:.4f}")
+    _against_dense(rows, next(row for row in rows if row["codec"] == DENSE))
+    return {
+        "environment": environment(torch.device(setting.device)),
+        "setting": vars(setting) | {"data": data},
+        "rows": rows,
+    }
+
+
+def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
+    """Train under one codec; losses a step, accuracies at intervals, bytes a rank puts on the wire."""
+    codec = codecs.build(spec)
+    device = torch.device(setting.device)
+    workload = build(setting.model, data, seed=setting.seed).to(device)
+    (phase,) = workload.phases
+    named = [(name, p) for name, p in phase.module.named_parameters() if p.requires_grad]
+    chosen = OPTIMIZERS.get(codec.definition.name, setting.optimizer)
+    optimizer = load_optimizer(chosen, [p for _, p in named])
+    # Down to zero, so that the last evaluations are of a settled model and not of where a step happened to land.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / setting.steps)
+    names = [name for name, _ in named]
+    where = {"batch": setting.batch, "seed": setting.seed, "workers": setting.workers}
+    samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(setting.workers)]
+    states: list[dict[str, Tensor]] | None = None
+    losses: list[Tensor] = []
+    accuracies: list[tuple[int, float]] = []
+    sent = 0
+    for step in range(setting.steps):
+        gradients = []
+        total = torch.zeros((), device=device)
+        for sampler in samplers:
+            number, indices = sampler(step)
+            batch = _moved(workload.train.batch(indices, epoch=number), device)
+            loss, grads = _gradients(phase.module, named, batch)
+            gradients.append(grads)
+            total = total + loss
+        result = codecs.lockstep(
+            codec, gradients, names=names, states=states, first_step=step, seed=setting.seed, small=setting.small
+        )
+        states = result.states
+        sent += result.wire_bytes[0]
+        for (_, parameter), mean in zip(named, result.outputs[0], strict=True):
+            parameter.grad = mean
+        optimizer.step()
+        schedule.step()
+        losses.append(total / setting.workers)
+        if (step + 1) % setting.evaluate_every == 0:
+            accuracies.append((step + 1, _accuracy(workload, setting.test_samples)))
+    final = _accuracy(workload, setting.final_samples)
+    curve: list[float] = torch.stack(losses).tolist()
+    return {
+        "codec": spec,
+        "optimizer": chosen,
+        "loss": curve,
+        "accuracies": [*accuracies, (setting.steps, final)],
+        "accuracy": final,
+        "final_loss": statistics.mean(curve[-_SMOOTH:]),
+        "bytes_per_step": sent / setting.steps,
+    }
+
+
+def _gradients(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]], batch: Any) -> tuple[Tensor, list[Tensor]]:
+    loss = module(*batch)
+    grads = torch.autograd.grad(loss, [p for _, p in named])
+    return loss.detach(), list(grads)
+
+
+def _moved(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+
+
+@torch.no_grad()
+def _accuracy(workload: Workload, samples: int) -> float:
+    assert workload.test is not None
+    assert workload.evaluate is not None
+    device = next(workload.phases[0].module.parameters()).device
+    correct, counted = 0.0, 0
+    for indices in torch.arange(min(samples, len(workload.test))).split(250):
+        right, number = workload.evaluate(_moved(workload.test.batch(indices), device))
+        correct, counted = correct + right, counted + number
+    return correct / counted
+
+
+def _against_dense(rows: list[dict[str, Any]], dense: dict[str, Any]) -> None:
+    """Points below dense, and the bytes after which a point below dense accuracy was first reached."""
+    goal = dense["accuracy"] - 0.01
+    for row in rows:
+        row["points_below_dense"] = (dense["accuracy"] - row["accuracy"]) * 100
+        step = next((step for step, accuracy in row["accuracies"] if accuracy >= goal), None)
+        row["bytes_to_dense_accuracy"] = None if step is None else step * row["bytes_per_step"]
+        row["wire_ratio"] = dense["bytes_per_step"] / row["bytes_per_step"]
+        row["within_a_point"] = row["points_below_dense"] <= 1.0

@@ -1,0 +1,1 @@
+"""`bench overhead`: host time and memory of the engine against DDP."""

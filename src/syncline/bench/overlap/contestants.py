@@ -1,0 +1,173 @@
+"""Turns on the coordinator's side: every contestant's ranks live all the time, and one contestant at a time runs.
+
+So start-up is paid once, all meet the machine in the same state, and one that crashes loses nothing but itself.
+"""
+
+import multiprocessing as mp
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from syncline.bench.overlap.turns import Work, run_in_turns
+from syncline.cluster.launch import Place, launch
+from syncline.errors import RankFailure, UsageError
+from syncline.train.rank.worker import Assignment
+from syncline.train.session.run_folder import cores
+from syncline.train.session.session import Planned
+
+_ENDLESS = 10**9
+_START_S = 900.0
+
+
+@dataclass(frozen=True)
+class _Message:
+    contestant: int
+    rank: int
+    content: Any
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Why a contestant is out."""
+
+    rank: int
+    summary: str
+    traceback: str
+
+
+@dataclass
+class Contestant:
+    """One strategy with its own processes."""
+
+    strategy: str
+    workers: int
+    folder: Path
+    orders: list[Connection]
+    thread: threading.Thread
+    settled_steps: int = 0
+    crash: Crash | None = None
+    records: list[dict[str, Any]] | None = None
+    told: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What its ranks have said since they were last asked."""
+
+
+class Contest:
+    """The contestants, from their start to their end; `with` ends whatever still runs."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self.contestants: list[Contestant] = []
+        self._patience = patience_s
+        self._inbox: queue.Queue[_Message] = queue.Queue()
+
+    def __enter__(self) -> "Contest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closing a rank's pipe ends it."""
+        for contestant in self.contestants:
+            self._hang_up(contestant)
+        for contestant in self.contestants:
+            contestant.thread.join()
+
+    def start(self, run: Planned, places: Sequence[Place], *, folder: Path, count_wire: bool) -> None:
+        """Start a contestant's ranks; `ready` waits for them."""
+        pipes = [mp.get_context("forkserver").Pipe(duplex=False) for _ in places]
+        # Nothing of it but the turns: no evaluation, no checkpoint, and steps until it is told to end.
+        train = replace(run.train, steps=_ENDLESS, epochs=1, test_samples=0, checkpoint_every=0)
+        assignment = Assignment(
+            strategy=run.strategy,
+            train=train,
+            workers=run.workers,
+            servers=0,
+            folder=str(folder),
+            count_wire=False,
+            cores=cores(),
+            launched_ns=time.perf_counter_ns(),
+        )
+        work = Work(assignment, str(folder / "rendezvous"), tuple(receiver for receiver, _ in pipes), count_wire)
+        thread = threading.Thread(target=self._live, args=(len(self.contestants), work, places, folder), daemon=True)
+        orders = [sender for _, sender in pipes]
+        self.contestants.append(Contestant(run.strategy, run.workers, folder, orders, thread))
+        thread.start()
+
+    def ready(self) -> None:
+        """Return when all ranks stand before their first step, or are out."""
+        for contestant in self.contestants:
+            told = self._answers(contestant, _START_S)
+            contestant.settled_steps = told[0]["settled_steps"] if told else 0
+
+    def turn(self, contestant: Contestant, steps: int, *, expected_s: float = 0.0) -> list[dict[str, Any]]:
+        """Let one contestant run so many steps; its ranks' reports in rank order, none if it is out."""
+        if not self._order(contestant, steps):
+            return []
+        return self._answers(contestant, self._patience + 20 * expected_s)
+
+    def end(self, contestant: Contestant) -> list[dict[str, Any]]:
+        """Tell a contestant's ranks to end; their records, none if it is out."""
+        if self._order(contestant, 0):
+            self._answers(contestant, self._patience, ended=True)
+        return contestant.records or []
+
+    def _order(self, contestant: Contestant, steps: int) -> bool:
+        contestant.told.clear()
+        if contestant.crash is not None:
+            return False
+        for pipe in contestant.orders:
+            with suppress(OSError):  # it has just died: its last word is in the inbox
+                pipe.send(steps)
+        return True
+
+    def _answers(self, contestant: Contestant, patience: float, *, ended: bool = False) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + patience
+        while contestant.crash is None:
+            if contestant.records is not None if ended else len(contestant.told) == contestant.workers:
+                return [contestant.told[rank] for rank in sorted(contestant.told)]
+            try:
+                self._take(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                contestant.crash = Crash(0, f"no word from its ranks for {patience:.0f} s", "")
+                self._hang_up(contestant)
+        return []
+
+    def _take(self, message: _Message) -> None:
+        """File a message; others than the one whose turn it is may have something to say, too: that they are out."""
+        contestant, content = self.contestants[message.contestant], message.content
+        if isinstance(content, UsageError):
+            raise content
+        if isinstance(content, RankFailure):
+            contestant.crash = contestant.crash or Crash(content.rank, content.summary, content.traceback)
+        elif isinstance(content, BaseException):
+            contestant.crash = Crash(0, f"{type(content).__name__}: {content}", "")
+        elif isinstance(content, list):
+            contestant.records = content
+        else:
+            contestant.told[message.rank] = content
+
+    def _live(self, number: int, work: Work, places: Sequence[Place], folder: Path) -> None:
+        """A thread's life: the ranks', from start to end."""
+        try:
+            done: Any = launch(
+                run_in_turns,
+                places,
+                work,
+                logs=folder,
+                on_message=lambda rank, content: self._inbox.put(_Message(number, rank, content)),
+            )
+        except BaseException as error:
+            done = error
+        finally:
+            Path(work.store).unlink(missing_ok=True)
+            for receiver in work.orders:
+                receiver.close()
+        self._inbox.put(_Message(number, 0, done))
+
+    @staticmethod
+    def _hang_up(contestant: Contestant) -> None:
+        for pipe in contestant.orders:
+            pipe.close()

@@ -1,0 +1,178 @@
+"""`bench overlap`: compute alone, the rivals at their best and the engine, interleaved turn by turn on the same nodes.
+
+Everything is started at once; then one contestant at a time trains for a few seconds, round after round. What is
+reported are step times, ratios to the rivals within a round, and the distance to the bound max(compute, wire).
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from syncline.bench.overlap import page as overlap_page
+from syncline.bench.overlap.contestants import Contest
+from syncline.bench.overlap.course import Course, Progress, Turns
+from syncline.cluster.launch import Place, warm_up
+from syncline.cluster.measure import measure_bandwidth
+from syncline.cluster.nodes import Cluster
+from syncline.errors import UsageError
+from syncline.files import write_text
+from syncline.results.file import strict
+from syncline.spec import parse, show
+from syncline.train.config import Config
+from syncline.train.session.places import emulated, places, shared_gpu
+from syncline.train.session.run_folder import RunFolder, busy_share, cores, environment
+from syncline.train.session.session import Planned, plan_runs, ranks_asked
+
+SCHEMA = 1
+COMPRESS = "powersgd(rank=64)"
+BUCKETS = (5.0, 25.0)
+FOLDER = Path("runs") / "bench-overlap"
+_BUSY = 0.1
+_DDP_BUCKET = 25.0
+_PATIENCE_S = 600.0
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+# An H200 had room for 11 ranks of 32 and for 24 of 16, so some are left free.
+_CHANNELS, _FEWEST = 256, 2
+
+
+def contestants(compress: str, *, buckets: Iterable[float] = BUCKETS, also: Iterable[str] = ()) -> tuple[str, ...]:
+    """Compute alone, DDP dense and with its own compression at every bucket size, and the engine.
+
+    >>> contestants("powersgd(rank=64)", buckets=[25])[:4]
+    ('local', 'ddp', 'ddp-bf16', 'ddp-powersgd(rank=64)')
+    """
+    chain = parse(compress)
+    kinds: list[tuple[str, list[str]]] = [("ddp", []), ("ddp-bf16", [])]
+    if chain[0].name == "powersgd":
+        rank = chain[0].kwargs.get("rank", *chain[0].args[:1]) or 4
+        kinds.append(("ddp-powersgd", [f"rank={rank}"]))
+    found = ["local"]
+    for name, arguments in kinds:
+        for size in buckets:
+            own = [*arguments, *([] if size == _DDP_BUCKET else [f"bucket_mb={size:g}"])]
+            found.append(f"{name}({', '.join(own)})" if own else name)
+    ours = ["syncline", f"syncline({show(chain)})", *(f"syncline({spec})" for spec in also), "syncline(auto)"]
+    return tuple(dict.fromkeys([*found, *ours]))
+
+
+def measure(
+    config: Config, turns: Turns, *, out: Path | None = None, progress: Progress = print
+) -> tuple[Path, dict[str, Any]]:
+    """Run the contest of `config.compare.strategies`; returns its folder and what is in its `overlap.json`."""
+    runs = _planned(config)
+    with emulated(config) as (cluster, note):
+        folder = RunFolder(out or FOLDER, label="overlap")
+        result = _started(config, turns, folder, cluster, note)
+        for text in result["warnings"]:
+            progress(f"note: {text}")
+        warm_up()
+        try:
+            _contest(config, turns, runs, folder, cluster, result, progress)
+        except UsageError:
+            if not result["rows"]:
+                folder.discard()
+            raise
+    return folder.path, result
+
+
+def _contest(
+    config: Config,
+    turns: Turns,
+    runs: Sequence[Planned],
+    folder: RunFolder,
+    cluster: Cluster | None,
+    result: dict[str, Any],
+    progress: Progress,
+) -> None:
+    with ExitStack() as stack:
+        # One MPS daemon for each: a daemon has channels for few ranks, and a fault takes all of a daemon's ranks along.
+        shared = [stack.enter_context(shared_gpu(config.train, run.workers)) for run in runs]
+        contest = stack.enter_context(Contest(patience_s=_PATIENCE_S + 2 * config.train.timeout_s))
+        progress(f"starting {len(runs)} contestants, {sum(run.workers for run in runs)} ranks ...")
+        for run, variables in zip(runs, shared, strict=True):
+            path = folder.strategy(run.strategy, world_size=run.workers, several=False)
+            where = places(config, workers=run.workers, servers=0, cluster=cluster, variables=variables)
+            where = [_sharing_channels(place, sum(other.workers for other in runs)) for place in where]
+            # The counters are a node's: with several ranks on it they are nobody's alone.
+            alone = cluster is not None and run.workers <= config.cluster.nodes
+            contest.start(run, where, folder=path, count_wire=alone)
+        contest.ready()
+        try:
+            Course(turns, contest, result, save=partial(save, result, folder.path), progress=progress).run()
+        finally:
+            # Nothing that was measured is lost, whatever ends the contest.
+            save(result, folder.path)
+
+
+def _sharing_channels(place: Place, ranks: int) -> Place:
+    """A rank that is alive holds its channels to a GPU, also between its turns: all of them have to fit."""
+    asked = int(place.environment.get(_CONNECTIONS, "0"))
+    fitting = str(max(_FEWEST, min(asked, _CHANNELS // ranks)))
+    return replace(place, environment={**place.environment, _CONNECTIONS: fitting}) if asked else place
+
+
+def save(result: dict[str, Any], folder: Path) -> None:
+    """Put `overlap.json` and `overlap.html` in place, each in one move."""
+    write_text(json.dumps(strict(result), indent=1, allow_nan=False) + "\n", folder / "overlap.json")
+    write_text(overlap_page.page(result), folder / "overlap.html")
+
+
+def _planned(config: Config) -> list[Planned]:
+    """Every contestant, checked before anything starts."""
+    if config.compare.scale:
+        raise UsageError("bench overlap runs at one world size: leave compare.scale out")
+    if config.cluster.changes:
+        raise UsageError("bench overlap keeps its links as they are: leave cluster.changes out")
+    runs = plan_runs(config, world_size=ranks_asked(config))
+    for run in runs:
+        if run.servers:
+            raise UsageError(
+                f"'{run.strategy}' has aggregator ranks, which know no turns: leave it out, or use syncline compare"
+            )
+    return runs
+
+
+def _started(
+    config: Config, turns: Turns, folder: RunFolder, cluster: Cluster | None, note: str | None
+) -> dict[str, Any]:
+    """The result before the first turn, with what the link carries."""
+    facts, busy = environment(), busy_share(1.0)
+    folder.describe(config, facts)
+    measured = shaped = None
+    if cluster is not None and len(cluster.nodes) > 1:
+        shaped = cluster.bandwidth
+        measured = measure_bandwidth(cluster)
+    warnings = [note] if note else []
+    shaped_as = config.cluster.bandwidth if shaped else ""
+    if busy > _BUSY:
+        warnings.append(f"other programs take {busy:.0%} of this machine: preliminary figures")
+    return {
+        "schema": SCHEMA,
+        # Not the recipe's title: its model or its links may have been replaced.
+        "title": f"Overlap: {config.train.model}" + (f" on links of {shaped_as}" if shaped_as else ""),
+        "setting": {
+            "model": config.train.model,
+            "data": config.train.data,
+            "batch": config.train.batch,
+            "optimizer": config.train.optimizer,
+            "seed": config.train.seed,
+            "ranks": ranks_asked(config),
+            "nodes": config.cluster.nodes if cluster is not None else 0,
+            "bandwidth": config.cluster.bandwidth,
+            "device": "cuda" if facts["gpu"] and config.train.device != "cpu" else "cpu",
+            "threads": config.train.threads or max(1, cores() // ranks_asked(config)),
+            **asdict(turns),
+        },
+        "environment": facts | {"busy_before": round(busy, 3)},
+        "link": {"shaped_bits_per_s": shaped, "measured_bits_per_s": measured},
+        "warnings": warnings,
+        "rounds_done": 0,
+        "loss_step": 0,
+        "rows": [],
+        "pictured": [],
+        "timelines": {},
+    }

@@ -1,0 +1,1 @@
+"""`bench recorder`: the cost of recording."""

@@ -1,0 +1,1 @@
+"""Executors: where and when launches and updates run (CPU threads, CUDA streams)."""

@@ -1,0 +1,1 @@
+"""Values in flight: who waits for a parameter, a gradient or a buffer, and how."""

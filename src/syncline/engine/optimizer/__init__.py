@@ -1,0 +1,1 @@
+"""The optimizer's side of the engine: `step()` returns at once and runs by parts."""

@@ -1,0 +1,1 @@
+"""Tuning: measure a running job, plan for it, and plan again when it drifts."""

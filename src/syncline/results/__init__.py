@@ -1,0 +1,1 @@
+"""The results file: its schema and its statistics."""

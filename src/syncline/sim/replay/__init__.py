@@ -1,0 +1,1 @@
+"""Replay of a recorded step under changed conditions."""

@@ -1,0 +1,43 @@
+"""What the training thread does in a cycle, as a list of segments."""
+
+from typing import NamedTuple
+
+from syncline.sim.steady.scenario import Scenario
+
+STEP = "step"
+"""No work: here `optimizer.step()` is called, and updates may start."""
+
+
+class Segment(NamedTuple):
+    """Compute in one go: it waits for the updates that it needs, and at its end some jobs are ready."""
+
+    seconds: float
+    needs: tuple[int, ...]
+    released: tuple[int, ...]
+    kind: str
+    name: str = ""
+    layer: int = -1
+
+
+def program(s: Scenario) -> list[Segment]:
+    """Backward, step, tail, data, forward; a rival waits for everything and updates between backward and tail."""
+    released: list[list[int]] = [[] for _ in s.layers]
+    for j, job in enumerate(s.jobs):
+        released[job.ready].append(j)
+    segments = [
+        Segment(s.layers[i].backward, (), tuple(released[i]), "backward", s.layers[i].name, i)
+        for i in range(len(s.layers) - 1, -1, -1)
+    ]
+    everything = tuple(range(len(s.update)))
+    if s.rival:
+        segments.append(Segment(sum(s.update), everything, (), "update"))
+    else:
+        segments.append(Segment(0.0, (), (), STEP))
+    if s.tail:
+        segments.append(Segment(s.tail, (), (), "other"))
+    segments.append(Segment(s.data, (), (), "data"))
+    segments += [Segment(a.forward, a.needs, (), "forward", a.name, i) for i, a in enumerate(s.layers)]
+    touched = {unit for layer in s.layers for unit in layer.needs}
+    if rest := tuple(unit for unit in everything if unit not in touched):
+        segments.append(Segment(0.0, rest, (), "forward", "rest"))
+    return segments

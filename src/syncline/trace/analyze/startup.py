@@ -1,0 +1,121 @@
+"""Start-up against steady state: which steps come before the series settles, what they cost, and on what."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline.stats import mean, middle
+from syncline.trace.analyze.steps import Prepared
+from syncline.trace.analyze.timeline import PHASES
+
+PLANNING = ("replan", "probe")
+"""Names of spans in which Syncline measures and plans; they lie in the lane `update`."""
+
+_FEWEST = 5  # a shorter series has no later half to compare with
+_LOOK = 5  # steps that must be as later ones are, but for one, before the series has settled
+_SLOWER, _SPREADS = 0.25, 4.0
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """`steps` at the beginning took `extra_ms` more than as many steady ones, by phase in `causes`."""
+
+    first: int
+    """The first steady step."""
+    steps: int
+    first_step_ms: float
+    steady_ms: float
+    extra_ms: float
+    causes: tuple[tuple[str, float], ...]
+
+    def as_json(self) -> dict[str, object]:
+        """As in the analysis."""
+        return {
+            "first_step_ms": self.first_step_ms,
+            "steady_ms": self.steady_ms,
+            "extra_ms": self.extra_ms,
+            "steps": self.steps,
+            "causes": [{"phase": phase, "extra_ms": ms} for phase, ms in self.causes],
+        }
+
+
+def start_up(trace: Prepared) -> StartUp:
+    """Where steady state begins, from the steps' times and from what Syncline says of its planning."""
+    series = trace.series(trace.steps)
+    planned = _planned(trace)
+    begin = settled(series)
+    if trace.steps[0] == 0 and len(series) > 1:
+        begin = max(begin, 1)
+    made = [place for place, step in enumerate(trace.steps) if "replan" in planned.get(step, {})]
+    if made and made[0] + 1 < len(series):
+        begin = max(begin, made[0] + 1)  # until its first plan it measures, with another one
+    steady = series[begin:]
+    usual = middle(steady)
+    early, late = trace.steps[:begin], trace.steps[begin:]
+    extra = sum(ms - usual for ms in series[:begin])
+    return StartUp(
+        first=trace.steps[begin],
+        steps=begin,
+        first_step_ms=series[0],
+        steady_ms=usual,
+        extra_ms=max(0.0, extra),
+        causes=_causes(trace, early, late, planned) if extra > 0 else (),
+    )
+
+
+def settled(series: Sequence[float]) -> int:
+    """The place from which on a series is as its second half is.
+
+    >>> settled([900.0, 20.0, 300.0, 21.0, 19.0, 20.0, 22.0, 20.0, 21.0, 20.0])
+    3
+    """
+    later = series[len(series) // 2 :]
+    if len(series) < _FEWEST:
+        return 0
+    usual = middle(later)
+    spread = 1.4826 * middle([abs(ms - usual) for ms in later])
+    limit = usual + max(_SPREADS * spread, _SLOWER * usual)
+    for place in range(len(series) // 2 + 1):
+        following = series[place : place + _LOOK]
+        if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not _again(following, limit):
+            return place
+    return len(series) // 2
+
+
+def _again(following: Sequence[float], limit: float) -> bool:
+    """One slow step among the next is chance, unless it is by far too slow for that: DDP lays its buckets out anew."""
+    return any(ms > 4 * limit for ms in following)
+
+
+def _planned(trace: Prepared) -> dict[int, dict[str, float]]:
+    """Milliseconds of planning by step and name, the mean over ranks."""
+    found: dict[int, dict[str, float]] = {}
+    for rank in trace.ranks:
+        for span in trace.spans[rank]:
+            if span.lane == "update" and span.name in PLANNING:
+                names = found.setdefault(span.step, {})
+                names[span.name] = names.get(span.name, 0.0) + (span.end - span.start) / 1e6 / len(trace.ranks)
+    return found
+
+
+def _causes(
+    trace: Prepared, early: Sequence[int], late: Sequence[int], planned: dict[int, dict[str, float]]
+) -> tuple[tuple[str, float], ...]:
+    extra: dict[str, float] = {}
+    for phase in PHASES:
+        usual = mean([mean(trace.phase(phase, rank, late)) for rank in trace.ranks])
+        spent = mean([sum(trace.phase(phase, rank, early)) for rank in trace.ranks])
+        extra[phase] = spent - usual * len(early)
+    steady = mean([mean(trace.phase("update", rank, late)) for rank in trace.ranks])
+    extra |= dict.fromkeys(PLANNING, 0.0)
+    for step in early:
+        names = planned.get(step, {})
+        own = sum(names.values())
+        # What it plans from was measured before that, in the same update: all of it is planning's, by their lengths.
+        spent = mean([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
+        for name, ms in names.items():
+            share = max(own, spent - steady) * (ms / own if own else 1 / len(names))
+            extra[name] += share
+            extra["update"] -= share
+    whole = sum(ms for ms in extra.values() if ms > 0)
+    found = sorted(((name, ms) for name, ms in extra.items() if ms > 0.01 * whole), key=lambda pair: -pair[1])
+    return tuple(found)

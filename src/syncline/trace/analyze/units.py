@@ -1,0 +1,93 @@
+"""A row a unit (parameter, bucket): how large it is, when it was ready, launched and done, and what of it was seen."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from syncline.stats import mean, middle
+from syncline.trace.analyze.exchanges import Joined, Meeting
+from syncline.trace.analyze.steps import Prepared
+
+
+@dataclass(frozen=True)
+class UnitRow:
+    """Medians over steady steps and ranks; times are ms from the start of the unit's step."""
+
+    unit: str
+    name: str
+    bytes: float
+    count: float
+    """Exchanges a step."""
+    ready_ms: float
+    launch_ms: float
+    end_ms: float
+    wait_ms: float
+    transfer_ms: float
+    bandwidth_bits: float | None
+    exposed_ms: float
+    """What no compute hid; where several exchanges were under way at once, an equal share of it."""
+
+    def as_json(self) -> dict[str, object]:
+        """As in the analysis."""
+        return asdict(self)
+
+
+def unit_table(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int]) -> list[UnitRow]:
+    """The units of these steps, those with the most exposed time first."""
+    kept, workers = set(steps), set(trace.ranks)
+    ready = _encoded(trace, kept)
+    rows: dict[tuple[str, str], dict[tuple[int, int], list[Joined]]] = defaultdict(lambda: defaultdict(list))
+    for meeting in found:
+        if meeting.step in kept:
+            for one in meeting.joined:
+                if one.moved and one.rank in workers:
+                    rows[meeting.name, meeting.unit][one.rank, meeting.step].append(one)
+    table = [_row(trace, name, unit, of, ready, len(steps)) for (name, unit), of in rows.items()]
+    return sorted(table, key=lambda row: (-row.exposed_ms, row.launch_ms))
+
+
+def _encoded(trace: Prepared, kept: set[int]) -> dict[tuple[int, int, str], int]:
+    """When a unit's gradient began to be encoded, by rank, step and unit: it was ready then."""
+    found: dict[tuple[int, int, str], int] = {}
+    for rank in trace.ranks:
+        for span in trace.spans[rank]:
+            if span.lane == "encode" and span.step in kept:
+                found.setdefault((rank, span.step, span.unit), span.start)
+    return found
+
+
+def _row(
+    trace: Prepared,
+    name: str,
+    unit: str,
+    of: dict[tuple[int, int], list[Joined]],
+    ready: dict[tuple[int, int, str], int],
+    steps: int,
+) -> UnitRow:
+    columns: list[list[float]] = [[] for _ in range(7)]
+    first, launch, end, size, wait, transfer, exposed = columns
+    for (rank, step), members in of.items():
+        origin = trace.bounds[rank][step][0]
+        came = min(one.at for one in members)
+        first.append((min(came, ready.get((rank, step, unit), came)) - origin) / 1e6)
+        launch.append((came - origin) / 1e6)
+        end.append((max(one.end for one in members) - origin) / 1e6)
+        size.append(sum(one.bytes for one in members))
+        wait.append(sum(one.begin - one.at for one in members) / 1e6)
+        transfer.append(sum(one.end - one.begin for one in members) / 1e6)
+        exposed.append(sum(one.exposed for one in members) / 1e6)
+    lasted = middle(transfer)
+    ranks = len({rank for rank, _ in of})
+    return UnitRow(
+        unit=unit,
+        name=name,
+        bytes=middle(size),
+        count=sum(len(members) for members in of.values()) / max(1, ranks * steps),
+        ready_ms=middle(first),
+        launch_ms=middle(launch),
+        end_ms=middle(end),
+        wait_ms=middle(wait),
+        transfer_ms=lasted,
+        bandwidth_bits=middle(size) * 8e3 / lasted if lasted > 0 and middle(size) > 0 else None,
+        exposed_ms=mean(exposed),
+    )

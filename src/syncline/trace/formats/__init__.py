@@ -1,0 +1,1 @@
+"""Trace files: reading and writing Chrome, Horovod, torch.profiler and our own."""

@@ -1,0 +1,161 @@
+"""Reads a torch.profiler (Kineto) trace: what of its events tells about lanes, collectives and steps."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncline.errors import UsageError
+from syncline.trace.formats.collective_names import collective, elements, item_size
+from syncline.trace.formats.profiler_lanes import Piece, Thread
+from syncline.trace.formats.profiler_spans import Collective, Kernel, Rows, spans_of
+from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
+
+KIND = "torch.profiler"
+"""The name of this kind of trace."""
+
+_HOST = frozenset({"cpu_op", "user_annotation", "python_function", "operator"})
+_LAUNCH = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_HEADER = ("distributedInfo", "schemaVersion", "baseTimeNanoseconds")
+_STEP = re.compile(r"ProfilerStep#\d{1,9}$", re.ASCII)
+_RANGE = re.compile(r"(?:gloo|mpi|ucc):")  # nccl:... on the host is the launch alone
+_STARTS = re.compile(r"Launch|[mM]em(?:cpy|set)")
+_PREFIXES = (
+    ("autograd::engine::evaluate_function", "backward"),
+    ("torch.distributed.ddp.reducer::", "finish"),
+    ("torch::distributed::reducer::", "finish"),
+    ("c10d::", "launch"),
+    ("record_param_comms", "launch"),
+    ("enumerate(DataLoader)", "data"),
+    ("Optimizer.", "update"),
+    ("DistributedDataParallel.forward", "forward"),
+    ("FullyShardedDataParallel.forward", "forward"),
+    ("nn.Module: ", "forward"),
+)
+# Ranges that users write themselves. Not "backward": theirs would hide DDP's wait at its end, autograd's own do not.
+_WORDS = {
+    "data": "data", "dataload": "data", "dataloading": "data", "dataloader": "data", "loaddata": "data",
+    "forward": "forward", "fwd": "forward", "update": "update", "optimizer": "update", "optimizerstep": "update",
+}  # fmt: skip
+
+
+def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
+    """Whether the file looks like torch.profiler's, from its header and one event."""
+    return any(key in file.header for key in _HEADER) or event.get("cat") in (*_HOST, *_LAUNCH, *_DEVICE)
+
+
+def read(file: TraceFile) -> list[RankTrace]:
+    """The one rank that the file is of."""
+    reader = _Reader(file)
+    for event in file.events():
+        reader.add(event)
+    if file.cut:
+        # Its events are not in the order of time: a part would be taken for the whole.
+        raise UsageError(f"{file.path} ends {file.cut}: export it again")
+    info = file.header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    base = whole(file.header.get("baseTimeNanoseconds"), 0)
+    rank = whole(info.get("rank"))
+    spans, notes = spans_of(reader.rows, rank=rank, base=base)
+    if file.odd or reader.odd:
+        notes.append(f"{file.odd + reader.odd} entries that are no sound events were left out")
+    return [
+        RankTrace(
+            file.path, rank, spans, notes, world=whole(info.get("world_size"), 0), pid=reader.pid,
+            host=text(file.header.get("host_name")), absolute=base > 0,
+        )
+    ]  # fmt: skip
+
+
+@dataclass
+class _Reader:
+    """Keeps of each event what is needed; nested ops, nearly all there are, are dropped on the way."""
+
+    file: TraceFile
+    rows: Rows = field(default_factory=Rows)
+    odd: int = 0
+    pid: str = ""
+    _kept: int = 0
+    _last: dict[Thread, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Sort one event in."""
+        if event.get("ph") != "X":
+            return
+        category = event.get("cat")
+        category = category.lower() if isinstance(category, str) else ""
+        host = category in _HOST
+        if not host and category not in _LAUNCH and category not in _DEVICE:
+            return
+        when, thread, name = times(event), event.get("tid"), event.get("name")
+        if when is None or not isinstance(thread, int | str) or not isinstance(name, str):
+            self.odd += 1
+        elif host:
+            self._host(event, category, name, thread, *when)
+        elif category in _LAUNCH:
+            correlation = whole(fields(event).get("correlation"))
+            if correlation > 0 and _STARTS.search(name):
+                self._keep()
+                self.rows.launches[correlation] = (thread, when[0])
+        else:
+            self._keep()
+            self._device(event, category, name, *when)
+
+    def _keep(self) -> None:
+        self._kept += 1
+        if self._kept > self.file.limits.spans:
+            raise self.file.too_many("spans")
+
+    def _host(self, event: dict[str, Any], category: str, name: str, thread: Thread, start: int, end: int) -> None:
+        kind = _kind(name, category)
+        begin, finish = self._last.get(thread, (0, -1))
+        if not kind or (kind not in ("launch", "range", "step") and begin <= start and end <= finish):
+            return
+        self._keep()
+        if kind == "launch":
+            self.rows.calls[thread].append(Collective(start, end, collective(name), _message(event)))
+        elif kind == "range":
+            self.rows.collectives.append(Collective(start, end, collective(name.partition(":")[2]), _message(event)))
+        elif kind == "step":
+            self.pid = text(str(event.get("pid")))
+            self.rows.steps.append(((int(name.partition("#")[2]), start, end), thread))
+        else:
+            self._last[thread] = (start, end)
+            self.rows.host[thread].append(Piece(start, end, kind))
+
+    def _device(self, event: dict[str, Any], category: str, name: str, start: int, end: int) -> None:
+        args = fields(event)
+        correlation = whole(args.get("correlation"))
+        if name.startswith(("nccl", "rccl")) or "Collective name" in args:
+            title = collective(text(args.get("Collective name")) or name)
+            count = max(whole(args.get("In msg nelems"), 0), whole(args.get("Out msg nelems"), 0))
+            size = count * item_size(args.get("dtype"))
+            self.rows.collectives.append(Collective(start, end, title, size, correlation))
+        else:
+            # An input on its way to the GPU belongs to the data; a copy back is the lane's that asked for it.
+            copied = category == "gpu_memcpy" and "HtoD" in name
+            self.rows.kernels.append(Kernel(start, end, correlation, copied))
+
+
+def _kind(name: str, category: str) -> str:
+    """What a host event is: a lane, one of `Piece`'s other kinds, a step, or a collective's range or launch."""
+    for prefix, kind in _PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    if category == "user_annotation":
+        if _STEP.match(name):
+            return "step"
+        if _RANGE.match(name):
+            return "range"
+        word = re.sub(r"[^a-z]", "", name[:64].lower())
+        return _WORDS.get(word, "")
+    return "" if category == "python_function" else "op"
+
+
+def _message(event: dict[str, Any]) -> int:
+    """Bytes of a message from the shapes, which a trace has with `record_shapes=True`."""
+    args = fields(event)
+    shapes, kinds = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(kinds, list):
+        return 0
+    return sum(elements(shape) * item_size(kind) for shape, kind in zip(shapes, kinds, strict=False))

@@ -1,0 +1,148 @@
+"""A trace file, plain or gzip: its events one at a time, its header, and how it ended."""
+
+import gzip
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from syncline.errors import UsageError
+from syncline.trace.formats.json_stream import COMMAS, CUT, Limits, Window
+from syncline.trace.span import Span
+
+_HEADER_BYTES = 1 << 22  # a header may list every process group with its ranks: larger than any event
+# Other keys are read over: a hostile file could hold any number of them.
+_KEPT = frozenset({"schemaVersion", "distributedInfo", "baseTimeNanoseconds", "host_name", "otherData"})
+
+
+@dataclass
+class TraceFile:
+    """One file being read: `events()` yields its events and fills in the rest on the way.
+
+    `array` says that the file is a bare array, as Horovod writes it; `cut` says how it stopped before its end, if it
+    did; `count` and `odd` count its entries and those that are no objects.
+    """
+
+    path: Path
+    limits: Limits = field(default_factory=Limits)
+    header: dict[str, Any] = field(default_factory=dict)
+    array: bool = False
+    cut: str = ""
+    count: int = 0
+    odd: int = 0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events, in the file's order.
+
+        Text that is no JSON raises `UsageError`, and so does what exceeds a limit. A file that stops early does not:
+        what it holds is yielded, and `cut` is set.
+        """
+        try:
+            with self.path.open("rb") as raw:
+                packed = raw.read(2) == b"\x1f\x8b"
+                raw.seek(0)
+                # By content, not by name: a name that lies would give a puzzling error.
+                with gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw as data:
+                    yield from self._read(Window(self.path, data, self.limits))
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def too_many(self, what: str) -> UsageError:
+        """The error for a file that exceeds `Limits.<what>`."""
+        most = getattr(self.limits, what)
+        return UsageError(f"{self.path} has more than {most} {what}: profile fewer steps, or raise Limits.{what}")
+
+    def _read(self, window: Window) -> Iterator[dict[str, Any]]:
+        first = window.peek()
+        if first == "[":
+            self.array = True
+            yield from self._array(window)
+        elif first == "{":
+            yield from self._object(window)
+        elif first == "":
+            raise UsageError(f"{self.path} is empty: export the trace again")
+        else:
+            raise UsageError(f"{self.path} is no trace: it starts with {first!r}, not with '{{' or '['")
+
+    def _object(self, window: Window) -> Iterator[dict[str, Any]]:
+        window.take()
+        while (mark := window.peek(COMMAS)) not in ("}", ""):
+            key = window.value(_HEADER_BYTES)
+            if key is CUT or (mark := window.take()) == "":
+                break
+            if not isinstance(key, str) or mark != ":":
+                raise window.broken()
+            if key == "traceEvents" and window.peek() == "[":
+                yield from self._array(window)
+                if self.cut:
+                    return
+                continue
+            value = window.value(_HEADER_BYTES)
+            if value is CUT:
+                break
+            if key in _KEPT:
+                self.header[key] = value
+        if mark != "}":
+            self.cut = window.ending("in its header")
+
+    def _array(self, window: Window) -> Iterator[dict[str, Any]]:
+        window.take()
+        while (mark := window.peek(COMMAS)) != "]":
+            event = window.value(self.limits.event_bytes) if mark else CUT
+            if event is CUT:
+                self.cut = window.ending(f"after {self.count} events")
+                return
+            self.count += 1
+            if self.count > self.limits.events:
+                raise self.too_many("events")
+            if isinstance(event, dict):
+                yield event
+            else:
+                self.odd += 1
+        window.take()
+
+
+@dataclass
+class RankTrace:
+    """What one file says of one rank; `rank` is negative and `world` 0 where it does not say.
+
+    `absolute` says that the times are on a clock that other files share.
+    """
+
+    path: Path
+    rank: int
+    spans: list[Span]
+    notes: list[str] = field(default_factory=list)
+    world: int = 0
+    host: str = ""
+    pid: str = ""
+    absolute: bool = False
+
+
+def times(event: dict[str, Any]) -> tuple[int, int] | None:
+    """Start and end of an event in nanoseconds, or nothing where it has no sane ones."""
+    start, length = event.get("ts"), event.get("dur", 0)
+    if not (isinstance(start, int | float) and isinstance(length, int | float)):
+        return None
+    # Far beyond any clock's microseconds, and still exact enough to be told apart.
+    if not (-1e16 < start < 1e16 and 0 <= length < 1e16):
+        return None
+    begin = round(start * 1000)
+    return begin, begin + round(length * 1000)
+
+
+def text(value: object, default: str = "") -> str:
+    """A name as it is kept: a string of at most 200 characters, one copy of each."""
+    return sys.intern(value[:200]) if isinstance(value, str) else default
+
+
+def whole(value: object, default: int = -1) -> int:
+    """A count or an index: an integer that is not negative and fits 62 bits."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else default
+
+
+def fields(event: dict[str, Any]) -> dict[str, Any]:
+    """The event's `args`, empty where it has none."""
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}

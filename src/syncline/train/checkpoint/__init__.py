@@ -1,0 +1,1 @@
+"""Checkpoints: what a rank saves, where, and how a run resumes."""

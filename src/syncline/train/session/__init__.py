@@ -1,0 +1,1 @@
+"""A session: the runs of one `train` or `compare` command, started, watched and collected."""

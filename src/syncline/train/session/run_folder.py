@@ -1,0 +1,158 @@
+"""The run folder: where everything of a run lies. An earlier run in the same place is moved aside, never lost."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import syncline
+from syncline.errors import UsageError
+from syncline.files import write_text
+from syncline.report.write import write_html
+from syncline.results import file as results_file
+from syncline.results.file import Results
+from syncline.train.config import Config
+
+_DESCRIPTIONS = ("config.json", "versions.json")
+
+
+class RunFolder:
+    """`config.json`, `versions.json`, `results.json`, `report.html` and a folder a strategy under `runs/`."""
+
+    def __init__(self, path: Path | None, *, label: str) -> None:
+        self._aside: Path | None = None
+        self._before: dict[str, str] | None = None
+        self.path = _fresh(label) if path is None else self._claim(path)
+        (self.path / "runs").mkdir()
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """The folder of an earlier run, to go on in it."""
+        folder = cls.__new__(cls)
+        folder.path, folder._aside = path, None
+        folder._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
+        (path / "runs").mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def reopened(self) -> bool:
+        """Whether an earlier run goes on here: what it left stays until there is something newer."""
+        return self._before is not None
+
+    def discard(self) -> None:
+        """Undo: nothing was run, so nothing is kept, and an earlier run goes back to its place."""
+        if self._before is not None:
+            for name, text in self._before.items():
+                write_text(text, self.path / name)
+            return
+        shutil.rmtree(self.path)
+        if self._aside is not None:
+            self._aside.rename(self.path)
+
+    def describe(self, config: Config, environment: dict[str, Any]) -> None:
+        """Write what was asked and on what it runs, before anything can fail."""
+        for name, content in zip(_DESCRIPTIONS, (config.as_dict(), environment), strict=True):
+            write_text(json.dumps(content, indent=1) + "\n", self.path / name)
+
+    def strategy(self, name: str, *, world_size: int, several: bool) -> Path:
+        """A folder for one strategy's logs, steps and trace."""
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "strategy"
+        base = f"{slug}-{world_size}" if several else slug
+        if self.reopened:
+            (self.path / "runs" / base).mkdir(exist_ok=True)
+            return self.path / "runs" / base
+        path, number = self.path / "runs" / base, 1
+        while path.exists():
+            number += 1
+            path = self.path / "runs" / f"{base}-{number}"
+        path.mkdir()
+        return path
+
+    def save(self, results: Results) -> None:
+        """Write `results.json` and then `report.html`, each in one move."""
+        results_file.save(results, self.path / results_file.FILE_NAME)
+        write_html(results, self.path / "report.html")
+
+    def _claim(self, path: Path) -> Path:
+        path = path.resolve()
+        try:
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"--out {path} is a file: name a folder")
+            if path.is_dir() and any(path.iterdir()):
+                if not (path / "config.json").exists() or not (path / "runs").is_dir():
+                    raise UsageError(f"--out {path} holds other things than a run: name a new or empty folder")
+                number = 1
+                while path.with_name(f"{path.name}.{number}").exists():
+                    number += 1
+                self._aside = path.rename(path.with_name(f"{path.name}.{number}"))
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make --out {path}: {error.strerror}") from None
+        return path
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, as the report shows them."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "syncline": syncline.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": cores(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "command": " ".join(["syncline", *sys.argv[1:]]),
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def busy_share(seconds: float = 0.25) -> float:
+    """The share of the machine's CPU time that is used while this process sleeps."""
+
+    def reading() -> tuple[int, int]:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        times = [int(word) for word in words]
+        return sum(times), times[3] + times[4]  # idle, and waiting for a disk
+
+    total, idle = reading()
+    time.sleep(seconds)
+    later, still = reading()
+    return 1 - (still - idle) / max(1, later - total)
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return found.group(1).strip() if found else platform.processor()
+
+
+def _fresh(label: str) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
+    for number in range(1000):
+        path = Path("runs") / f"{stamp}-{slug}{f'-{number}' if number else ''}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.exists():
+                continue
+            raise UsageError("runs is a file here: name a folder with --out DIR") from None
+        except OSError as error:
+            raise UsageError(f"cannot make {path}: {error.strerror}; name a folder with --out DIR") from None
+        return path
+    raise UsageError("cannot make a folder under runs/: name one with --out DIR")
