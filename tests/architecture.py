@@ -33,7 +33,7 @@ MAY_IMPORT = {
 ROOM_ORDER = {
     "codecs": ["kernels", "algorithms"],
     "exchange": ["patterns", "build"],
-    "trace": ["span", "merge", "formats", "analyze", "record"],
+    "trace": ["span", "merge", "formats", "analysis", "record"],
     "sim": ["network", "steady", "replay"],
     "engine": ["launch", "units", "inflight", "health", "executors", "optimizer", "tuning", "sync", "attach"],
     "train": ["config", "data", "models", "workload", "strategies", "checkpoint", "rank", "session"],

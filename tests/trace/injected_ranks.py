@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ranks import run_ranks
 from syncline.trace import Recorder, Span, split_waits
-from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analysis.analysis import analyze
 
 HOST = "host"
 

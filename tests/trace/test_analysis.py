@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from syncline.errors import UsageError
 from syncline.trace import LANES, PHASES, Span, partition, split_waits
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.network import covered, fit
-from syncline.trace.analyze.startup import settled
-from syncline.trace.analyze.timeline import timeline
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.network import covered, fit
+from syncline.trace.analysis.startup import settled
+from syncline.trace.analysis.timeline import timeline
 
 ORDER = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
 NAMES = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from trace_files import GLOO
 
 from syncline.trace import LANES, Span, split_waits
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.network import fit
-from syncline.trace.analyze.overlap import overlap
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.network import fit
+from syncline.trace.analysis.overlap import overlap
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import find
 from syncline.trace.record.cleanup import settled

@@ -14,8 +14,8 @@ from chrome_checker import check
 from trace_files import GLOO, HOROVOD, NCCL, device_work, hidden_share, host, kineto
 
 from syncline.cli.main import main
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.partition import partition
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.partition import partition
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import find
 

@@ -3,9 +3,9 @@
 import pytest
 from analysis_spans import span, steps
 
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.findings import Facts, Finding
-from syncline.trace.analyze.verdict import verdict
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.verdict import verdict
 
 COUNT = 12
 BYTES = 1_000_000

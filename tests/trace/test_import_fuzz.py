@@ -16,8 +16,8 @@ from syncline.errors import UsageError
 from syncline.report.panels import panel
 from syncline.sim.replay.what_if import Replay
 from syncline.trace import Limits, Span, load, overlap, partition, split_waits
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.diff import diff, side
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.chrome_write import chrome_trace
 from syncline.trace.formats.load import find
 from syncline.trace.merge.merge import Part

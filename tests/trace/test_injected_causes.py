@@ -13,7 +13,7 @@ import pytest
 from injected_ranks import Job, analysis, without_delays
 
 from syncline.cluster.capabilities import capabilities
-from syncline.trace.analyze.analysis import analyze
+from syncline.trace.analysis.analysis import analyze
 from syncline.trace.formats.load import find
 from syncline.train.config import Config
 from syncline.train.session.session import run_session

@@ -12,8 +12,8 @@ from torch.distributed import HashStore
 from ranks import run_ranks
 from syncline.sim.replay.what_if import Replay
 from syncline.trace import partition, recording
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.diff import diff, side
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.load import find
 from syncline.trace.record import sampling as spacing
 from syncline.trace.record.recorder import Recorder

@@ -7,8 +7,8 @@ import pytest
 
 from syncline.errors import UsageError
 from syncline.trace import PHASES
-from syncline.trace.analyze.bootstrap import draws, interval
-from syncline.trace.analyze.diff import FEWEST, FORMAT, diff, side
+from syncline.trace.analysis.bootstrap import draws, interval
+from syncline.trace.analysis.diff import FEWEST, FORMAT, diff, side
 
 
 def made(**options):

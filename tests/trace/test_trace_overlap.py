@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.trace import LANES, Span, overlap
-from syncline.trace.analyze.overlap import COMPUTE
+from syncline.trace.analysis.overlap import COMPUTE
 
 PIECES = st.lists(st.tuples(st.sampled_from(LANES), st.integers(0, 40), st.integers(0, 20)), max_size=12)
 

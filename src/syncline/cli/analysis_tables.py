@@ -10,10 +10,10 @@ from rich.text import Text
 
 from syncline.report.figures import one_line, printable
 from syncline.report.scaling import Curve, StartUp
-from syncline.trace.analyze.analysis import Analysis
-from syncline.trace.analyze.critical_path import Piece
-from syncline.trace.analyze.findings import Finding
-from syncline.trace.analyze.timeline import PHASES
+from syncline.trace.analysis.analysis import Analysis
+from syncline.trace.analysis.critical_path import Piece
+from syncline.trace.analysis.findings import Finding
+from syncline.trace.analysis.timeline import PHASES
 
 _SHORT = {
     "data": "data", "forward": "forw.", "backward": "backw.", "exposed_encode": "enc.", "exposed_exchange": "exch.",

@@ -14,7 +14,7 @@ from syncline.cli.execute import print_json
 from syncline.errors import UsageError
 from syncline.report.scaling import Curve, StartUp, curves, start_up
 from syncline.results import file as results_file
-from syncline.trace.analyze.analysis import Analysis, analyze
+from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.formats.load import TRACE, find, runs
 
 _STEPS = re.compile(r"(\d{0,9}):(\d{0,9})", re.ASCII)

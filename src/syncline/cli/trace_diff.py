@@ -10,7 +10,7 @@ from rich.console import Console
 from syncline.cli.execute import print_json
 from syncline.errors import UsageError
 from syncline.report.figures import one_line, printable
-from syncline.trace.analyze.diff import Change, Diff, Side, diff, side
+from syncline.trace.analysis.diff import Change, Diff, Side, diff, side
 from syncline.trace.formats.load import TRACE, find
 
 

@@ -9,8 +9,8 @@ from syncline.plan.recorded import COSTS
 from syncline.report.figures import printable
 from syncline.results import file as results_file
 from syncline.sim.replay.what_if import QUESTIONS, Replay
-from syncline.trace.analyze.startup import start_up
-from syncline.trace.analyze.steps import prepare
+from syncline.trace.analysis.startup import start_up
+from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import TRACE, find
 from syncline.trace.merge.rank_file import has_parts
 

@@ -11,8 +11,8 @@ from syncline.report.columns import columns
 from syncline.report.excerpt import LIMIT, excerpt
 from syncline.report.figures import duration, percent
 from syncline.results.file import SHARES, finite
-from syncline.trace.analyze.analysis import analyze
-from syncline.trace.analyze.steps import prepare
+from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import Source
 
 UNITS = 200

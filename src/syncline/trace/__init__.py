@@ -1,7 +1,7 @@
 """What happened: spans, their partition of a step, their export, and the import of others' traces."""
 
-from syncline.trace.analyze.overlap import overlap
-from syncline.trace.analyze.partition import PHASES, partition, shares, split_waits
+from syncline.trace.analysis.overlap import overlap
+from syncline.trace.analysis.partition import PHASES, partition, shares, split_waits
 from syncline.trace.formats.imported import Imported, load
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.record.recorder import Recorder

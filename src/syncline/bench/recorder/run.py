@@ -28,7 +28,7 @@ from syncline.bench.overhead.run import BATCH, started, write
 from syncline.bench.recorder.rank import LEAD, run_rank, trace_file
 from syncline.bench.timing import environment, summarize
 from syncline.errors import RankFailure, UsageError
-from syncline.trace.analyze.partition import partition
+from syncline.trace.analysis.partition import partition
 from syncline.trace.formats.chrome_read import reread
 from syncline.train.session.run_folder import cores
 

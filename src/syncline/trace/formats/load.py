@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError, unknown
-from syncline.trace.analyze.late_rank_limits import waits_missing
-from syncline.trace.analyze.partition import split_waits
+from syncline.trace.analysis.late_rank_limits import waits_missing
+from syncline.trace.analysis.partition import split_waits
 from syncline.trace.formats.chrome_read import reread
 from syncline.trace.formats.imported import OURS, Imported, kind_of, load
 from syncline.trace.merge.rank_file import has_parts, merge_folder

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from syncline.trace.analyze.partition import split_waits
+from syncline.trace.analysis.partition import split_waits
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.span import Span
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from syncline.stats import mean, middle
-from syncline.trace.analyze.exchanges import Joined, Meeting
-from syncline.trace.analyze.steps import Prepared
+from syncline.trace.analysis.exchanges import Joined, Meeting
+from syncline.trace.analysis.steps import Prepared
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from syncline.stats import mean, usual
-from syncline.trace.analyze.causes import CAUSES, Cause
-from syncline.trace.analyze.findings import Facts, Finding
-from syncline.trace.analyze.limits import COMPUTE
-from syncline.trace.analyze.timeline import PHASES
-from syncline.trace.analyze.wording import words
+from syncline.trace.analysis.causes import CAUSES, Cause
+from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.limits import COMPUTE
+from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.analysis.wording import words
 
 FEWEST = 3
 """Steady steps below which nothing is said."""

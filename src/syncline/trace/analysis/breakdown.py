@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncline.stats import mean, summary
-from syncline.trace.analyze.steps import Prepared
-from syncline.trace.analyze.timeline import PHASES
+from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import PHASES
 
 
 @dataclass(frozen=True)

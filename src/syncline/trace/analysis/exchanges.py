@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from syncline.stats import middle, usual
-from syncline.trace.analyze.steps import Prepared
-from syncline.trace.analyze.timeline import PHASES
+from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import PHASES
 from syncline.trace.blocked import BLOCKED
 from syncline.trace.span import Span
 

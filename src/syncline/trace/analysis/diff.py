@@ -10,11 +10,11 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.stats import summary
-from syncline.trace.analyze.analysis import Analysis, analyze
-from syncline.trace.analyze.bootstrap import STRAY, TRIM, draws, interval, trimmed
-from syncline.trace.analyze.steps import prepare
-from syncline.trace.analyze.timeline import PHASES
-from syncline.trace.analyze.units import UnitRow
+from syncline.trace.analysis.analysis import Analysis, analyze
+from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
+from syncline.trace.analysis.steps import prepare
+from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.analysis.units import UnitRow
 from syncline.trace.span import Span
 
 FORMAT = "syncline diff 1"

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncline.stats import mean, usual
-from syncline.trace.analyze.cpu_load import Load
-from syncline.trace.analyze.exchanges import Late
-from syncline.trace.analyze.limits import Bound
-from syncline.trace.analyze.network import Wire
-from syncline.trace.analyze.startup import StartUp
+from syncline.trace.analysis.cpu_load import Load
+from syncline.trace.analysis.exchanges import Late
+from syncline.trace.analysis.limits import Bound
+from syncline.trace.analysis.network import Wire
+from syncline.trace.analysis.startup import StartUp
 
 
 @dataclass(frozen=True)

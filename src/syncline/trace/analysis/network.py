@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from syncline.stats import mean, middle, quantile
-from syncline.trace.analyze.exchanges import Joined, Meeting
-from syncline.trace.analyze.steps import Prepared
+from syncline.trace.analysis.exchanges import Joined, Meeting
+from syncline.trace.analysis.steps import Prepared
 
 SMALL = 1 << 16
 """Bytes: without sizes to compare, a message below this is taken to cost its latency, one above its bytes."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from syncline.trace.analyze.timeline import Timeline, timeline
+from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.span import STEP, Span
 
 Bounds = tuple[int, int]

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from syncline.trace.analyze.steps import Prepared
-from syncline.trace.analyze.timeline import timeline
+from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import timeline
 
 _COMES_BACK = ("exposed_encode", "exposed_exchange")
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.stats import mean
-from syncline.trace.analyze.network import Wire
-from syncline.trace.analyze.steps import Prepared
+from syncline.trace.analysis.network import Wire
+from syncline.trace.analysis.steps import Prepared
 
 COMPUTE = ("data", "forward", "backward", "update")
 """Phases of the training thread's own work."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from syncline.stats import doubt, mean, usual
-from syncline.trace.analyze.findings import Facts, Finding
-from syncline.trace.analyze.wording import bits, size, words
+from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.wording import bits, size, words
 
 _LATE_SHARE = 0.65  # of all waits: below, ranks wait for one another in turn
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named, too

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.stats import middle
-from syncline.trace.analyze.exchanges import Joined, Meeting
-from syncline.trace.analyze.steps import Prepared
+from syncline.trace.analysis.exchanges import Joined, Meeting
+from syncline.trace.analysis.steps import Prepared
 
 _LANES = {"exposed_encode": "encode", "exposed_exchange": "exchange"}
 _STANDING = ("exposed_exchange", "wait")

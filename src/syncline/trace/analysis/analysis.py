@@ -6,21 +6,21 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.stats import mean, summary, usual
-from syncline.trace.analyze.breakdown import Breakdown, breakdowns, per_step
-from syncline.trace.analyze.cpu_load import loads
-from syncline.trace.analyze.critical_path import Piece, critical_path, typical
-from syncline.trace.analyze.exchanges import Late, Meeting, late_ranks, meetings
-from syncline.trace.analyze.findings import Facts, Finding
-from syncline.trace.analyze.hiding import behind_data
-from syncline.trace.analyze.late_rank_limits import waits_missing
-from syncline.trace.analyze.limits import Bound, bound
-from syncline.trace.analyze.network import Wire, wire
-from syncline.trace.analyze.overlap import COMPUTE, overlap
-from syncline.trace.analyze.startup import StartUp, start_up
-from syncline.trace.analyze.steps import Prepared, prepare
-from syncline.trace.analyze.timeline import PHASES
-from syncline.trace.analyze.units import UnitRow, unit_table
-from syncline.trace.analyze.verdict import verdict
+from syncline.trace.analysis.breakdown import Breakdown, breakdowns, per_step
+from syncline.trace.analysis.cpu_load import loads
+from syncline.trace.analysis.critical_path import Piece, critical_path, typical
+from syncline.trace.analysis.exchanges import Late, Meeting, late_ranks, meetings
+from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.hiding import behind_data
+from syncline.trace.analysis.late_rank_limits import waits_missing
+from syncline.trace.analysis.limits import Bound, bound
+from syncline.trace.analysis.network import Wire, wire
+from syncline.trace.analysis.overlap import COMPUTE, overlap
+from syncline.trace.analysis.startup import StartUp, start_up
+from syncline.trace.analysis.steps import Prepared, prepare
+from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.analysis.units import UnitRow, unit_table
+from syncline.trace.analysis.verdict import verdict
 from syncline.trace.span import STEP, Span
 
 FORMAT = "syncline analysis 1"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.stats import mean, middle
-from syncline.trace.analyze.steps import Prepared
-from syncline.trace.analyze.timeline import PHASES
+from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import PHASES
 
 PLANNING = ("replan", "probe")
 """Names of spans in which Syncline measures and plans; they lie in the lane `update`."""

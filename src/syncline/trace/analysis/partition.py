@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from syncline.trace.analyze.timeline import PHASES, timeline
+from syncline.trace.analysis.timeline import PHASES, timeline
 from syncline.trace.span import STEP, Span
 
 __all__ = ["PHASES", "partition", "shares", "split_waits"]
