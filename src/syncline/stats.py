@@ -1,57 +1,152 @@
-"""Figures of a series of steps that a few odd steps do not spoil, in plain Python."""
+"""Statistics of a sample in plain Python: median, quantile, mean, standard deviation, confidence intervals.
+
+They need no numpy, so that a machine that only trains does not load it.
+"""
 
 import math
 from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+
+class Summary(TypedDict):
+    """A distribution of step times in ms. Every figure is null for an empty sample."""
+
+    median: float | None
+    mean: float | None
+    p95: float | None
+    std: NotRequired[float | None]
+    q1: NotRequired[float | None]
+    q3: NotRequired[float | None]
+    n: NotRequired[int]
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-quantile by linear interpolation; 0 of nothing.
+    """The q-quantile by linear interpolation between order statistics (numpy's default).
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
     2.5
     """
     if not values:
-        return 0.0
+        raise ValueError("the quantile of no values is not defined: give at least one")
     ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
+    position = q * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def middle(values: Sequence[float]) -> float:
-    """The median; 0 of nothing."""
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
     return quantile(values, 0.5)
 
 
+def p95(values: Sequence[float]) -> float:
+    """The 95th percentile: one value in twenty is larger."""
+    return quantile(values, 0.95)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The bounds of the middle half."""
+    return quantile(values, 0.25), quantile(values, 0.75)
+
+
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; 0 of nothing."""
-    return math.fsum(values) / len(values) if values else 0.0
+    """The arithmetic mean, summed without rounding error."""
+    if not values:
+        raise ValueError("the mean of no values is not defined: give at least one")
+    return math.fsum(values) / len(values)
 
 
-def usual(values: Sequence[float]) -> float:
-    """The mean, with what is outside the inner nine tenths pulled in to their bounds.
+def median_or_zero(values: Sequence[float]) -> float:
+    """The median, or 0 for an empty sample."""
+    return median(values) if values else 0.0
 
-    What happens in one step of ten counts, what happened once does not.
 
-    >>> usual([1.0] * 99 + [1000.0])
+def mean_or_zero(values: Sequence[float]) -> float:
+    """The mean, or 0 for an empty sample."""
+    return mean(values) if values else 0.0
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
+def std(values: Sequence[float]) -> float:
+    """The standard deviation of a sample (divided by n - 1); 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def winsorized(values: Sequence[float]) -> list[float]:
+    """The values with those outside the 5th to 95th percentile moved to these bounds."""
+    if not values:
+        return []
+    low, high = quantile(values, 0.05), quantile(values, 0.95)
+    return [min(max(value, low), high) for value in values]
+
+
+def winsorized_mean(values: Sequence[float]) -> float:
+    """The mean of `winsorized` values, or 0 for an empty sample.
+
+    An event in every tenth step counts; a single outlier does not.
+
+    >>> winsorized_mean([1.0] * 99 + [1000.0])
     1.0
     """
-    low, high = quantile(values, 0.05), quantile(values, 0.95)
-    return mean([min(max(value, low), high) for value in values])
+    return mean_or_zero(winsorized(values))
 
 
-def doubt(values: Sequence[float]) -> float:
-    """Two standard errors of `usual`: a figure that is smaller than this may be chance."""
-    if len(values) < 2:
-        return math.inf
-    low, high = quantile(values, 0.05), quantile(values, 0.95)
-    pulled = [min(max(value, low), high) for value in values]
-    centre = mean(pulled)
-    variance = math.fsum((value - centre) ** 2 for value in pulled) / (len(pulled) - 1)
-    return 2 * math.sqrt(variance / len(pulled))
+def two_standard_errors(values: Sequence[float]) -> float:
+    """Two standard errors of `winsorized_mean`: a smaller effect may be chance. Infinite for fewer than two values."""
+    return 2 * std(winsorized(values)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, mean and 95th percentile."""
-    return {"median": middle(values), "mean": mean(values), "p95": quantile(values, 0.95)}
+def median_mean_p95(values: Sequence[float]) -> dict[str, float]:
+    """Median, mean and 95th percentile; zeros for an empty sample."""
+    if not values:
+        return {"median": 0.0, "mean": 0.0, "p95": 0.0}
+    return {"median": median(values), "mean": mean(values), "p95": p95(values)}
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """The `step_ms` table of a sample; all null when it is empty."""
+    if not values:
+        return {"median": None, "mean": None, "p95": None, "std": None, "q1": None, "q3": None, "n": 0}
+    low, high = quartiles(values)
+    return {
+        "median": median(values),
+        "mean": mean(values),
+        "p95": p95(values),
+        "std": std(values),
+        "q1": low,
+        "q3": high,
+        "n": len(values),
+    }
+
+
+def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
+    """A confidence interval of the median from order statistics: no assumption on the distribution, no randomness.
+
+    The k-th smallest and k-th largest values enclose the true median with probability 1 - 2 P(B < k), where B
+    is binomial(n, 1/2). With fewer than 6 values no pair reaches 95%: the whole range is given.
+    """
+    if not values:
+        raise ValueError("the interval of no values is not defined: give at least one")
+    ordered = sorted(values)
+    n = len(ordered)
+    tail = (1 - confidence) / 2
+    # In logarithms, so that thousands of steps do not underflow.
+    log_half_n = n * math.log(0.5)
+    cumulative, k = 0.0, 0
+    while k < n // 2:
+        log_pmf = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + log_half_n
+        cumulative += math.exp(log_pmf)
+        if cumulative > tail:
+            break
+        k += 1
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]

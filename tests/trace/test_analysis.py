@@ -215,9 +215,9 @@ def test_covered_time_is_that_of_a_set(pieces):
     assert covered([(a, a + b) for a, b in pieces]) == len({t for a, b in pieces for t in range(a, a + b)})
 
 
-@pytest.mark.parametrize("name", ["wire", "robust", "startup"])
+@pytest.mark.parametrize("name", ["trace.analysis.network", "stats", "trace.analysis.startup"])
 def test_examples(name):
-    assert doctest.testmod(sys.modules[f"syncline.trace.{name}"]).failed == 0
+    assert doctest.testmod(sys.modules[f"syncline.{name}"]).failed == 0
 
 
 def test_times_far_from_zero_stay_exact():

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.results import stats
+from syncline import stats
 from syncline.results.file import SHARES, Results, Run, finite, numbers, ok
 
 BASELINE = "single"

@@ -6,8 +6,8 @@ that the whole run grew slower with every GPU. One number for "the speed-up" hid
 
 from dataclasses import dataclass
 
+from syncline import stats
 from syncline.report.compare import efficiency, labels, speedup, steady, step_median, workers
-from syncline.results import stats
 from syncline.results.file import Results, Run, finite, numbers, ok
 
 DOMINATES = 0.5

@@ -9,7 +9,7 @@ from syncline.bench.overlap.contestants import Contest, Contestant
 from syncline.bench.overlap.rows import Entry, common_steps, kind_of, pictured, rows, steady_ms, turn_steps
 from syncline.bench.overlap.timeline import window
 from syncline.errors import UsageError
-from syncline.results.stats import median
+from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.train.session.assemble import spans_of
 

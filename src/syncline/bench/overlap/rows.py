@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from syncline.results.stats import median
 from syncline.spec import Call, parse_one
+from syncline.stats import median
 from syncline.train.strategies import STRATEGIES, load
 from syncline.train.strategies.local import Local
 from syncline.train.strategies.syncline import Syncline

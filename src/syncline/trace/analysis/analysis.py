@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.stats import mean, summary, usual
+from syncline.stats import mean_or_zero, median_mean_p95, winsorized_mean
 from syncline.trace.analysis.breakdown import Breakdown, breakdowns, per_step
 from syncline.trace.analysis.cpu_load import loads
 from syncline.trace.analysis.critical_path import Piece, critical_path, typical
@@ -59,12 +59,12 @@ class Analysis:
     @property
     def breakdown_ms(self) -> dict[str, float]:
         """Ms a step by phase, the mean over ranks."""
-        return {phase: mean([rank.breakdown_ms[phase] for rank in self.ranks]) for phase in PHASES}
+        return {phase: mean_or_zero([rank.breakdown_ms[phase] for rank in self.ranks]) for phase in PHASES}
 
     @property
     def breakdown(self) -> dict[str, float]:
         """Shares by phase, the mean over ranks; they sum to 1."""
-        return {phase: mean([rank.breakdown[phase] for rank in self.ranks]) for phase in PHASES}
+        return {phase: mean_or_zero([rank.breakdown[phase] for rank in self.ranks]) for phase in PHASES}
 
     def as_json(self, source: str = "") -> dict[str, Any]:
         """Plain data, as `syncline trace analyze --json` prints it."""
@@ -134,13 +134,13 @@ def analyze(
     speed = wire(trace, found, steady, link=float(link) if isinstance(link, int | float) and link > 0 else None)
     late = late_ranks(trace, found, steady)
     series = trace.series(steady)
-    step_ms = summary(series)
+    step_ms = median_mean_p95(series)
     limit = bound(trace, steady, speed, step_ms=step_ms["median"])
     facts = Facts(
         ranks=trace.ranks,
         steps=len(steady),
         all_steps=len(trace.steps),
-        step_ms=usual(series),
+        step_ms=winsorized_mean(series),
         whole_ms=sum(trace.series(trace.steps)),
         phases={phase: {rank: tuple(trace.phase(phase, rank, steady)) for rank in trace.ranks} for phase in PHASES},
         late=late,
@@ -178,7 +178,7 @@ def analyze(
         critical_path=tuple(critical_path(trace, found, step)),
         critical_step=step,
         bound=limit,
-        queue_ms=max((usual(load.delay_ms) for load in facts.loads if load.delay_ms), default=None),
+        queue_ms=max((winsorized_mean(load.delay_ms) for load in facts.loads if load.delay_ms), default=None),
         imported=str(about["imported"]) if "imported" in about else None,
     )
 
@@ -207,7 +207,7 @@ def _overlap(trace: Prepared, steps: Sequence[int], lane: str) -> float | None:
         made = [replace(s, lane=lane) if s.lane in of and s.lane != lane else s for s in mine]
         values.append(overlap(made, of=lane, within=trace.known.get(rank, ())))
     known = [value for value in values if value is not None]
-    return mean(known) if known else None
+    return mean_or_zero(known) if known else None
 
 
 def _whole(spans: Sequence[Span], about: Mapping[str, Any]) -> tuple[int, list[str]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from syncline.stats import mean, summary
+from syncline.stats import mean_or_zero, median_mean_p95
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import PHASES
 
@@ -27,11 +27,11 @@ def breakdowns(trace: Prepared, steps: Sequence[int]) -> tuple[Breakdown, ...]:
     """A row a rank, over these steps."""
     rows = []
     for rank in trace.ranks:
-        ms = {phase: mean(trace.phase(phase, rank, steps)) for phase in PHASES}
+        ms = {phase: mean_or_zero(trace.phase(phase, rank, steps)) for phase in PHASES}
         whole = sum(ms.values())
         # Steps without any length are nothing known, and shares sum to 1 all the same.
         shares = {phase: value / whole if whole else float(phase == "other") for phase, value in ms.items()}
-        rows.append(Breakdown(rank, summary([trace.ms(rank, step) for step in steps]), shares, ms))
+        rows.append(Breakdown(rank, median_mean_p95([trace.ms(rank, step) for step in steps]), shares, ms))
     return tuple(rows)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from syncline.stats import doubt, mean, usual
+from syncline.stats import mean_or_zero, two_standard_errors, winsorized_mean
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.wording import bits, size, words
 
@@ -30,7 +30,7 @@ def straggler(facts: Facts) -> Finding | None:
     if not facts.late or facts.late[0].share < _LATE_SHARE:
         return None
     late = facts.late[0]
-    gains = usual(late.gains)
+    gains = winsorized_mean(late.gains)
     longer = sum(ms for ms in late.excess.values() if ms > 0)
     named = sorted((p for p, ms in late.excess.items() if ms >= _ALSO * longer > 0), key=lambda p: -late.excess[p])
     if not named or facts.bound.compute_ms is None:
@@ -39,22 +39,24 @@ def straggler(facts: Facts) -> Finding | None:
             f"Rank {late.rank} is the late one in {late.share:.0%} of all waits, by {gains:.1f} ms a step"
             f" ({facts.share(gains)}); the trace does not show what it was doing.",
             gains,
-            doubt(late.gains),
+            two_standard_errors(late.gains),
         )
     gain = min(gains, sum(late.excess[phase] for phase in named))
     held_up = " and ".join(words(phase) for phase in named)
-    spent = {rank: sum(usual(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
+    spent = {rank: sum(winsorized_mean(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
     others = [ms for rank, ms in spent.items() if rank != late.rank]
-    compared = f" ({spent[late.rank]:.1f} ms there, the others {mean(others):.1f} ms)" if late.rank in spent else ""
+    compared = (
+        f" ({spent[late.rank]:.1f} ms there, the others {mean_or_zero(others):.1f} ms)" if late.rank in spent else ""
+    )
     queued = {rank: ms for load in facts.loads for rank, ms in load.by_rank.items()}
-    behind = queued.get(late.rank, 0.0) - mean([ms for rank, ms in queued.items() if rank != late.rank])
+    behind = queued.get(late.rank, 0.0) - mean_or_zero([ms for rank, ms in queued.items() if rank != late.rank])
     why = f" Its thread stands {behind:.1f} ms longer in its host's queue." if behind > gain / 2 else ""
     return Finding(
         "straggler",
         f"Rank {late.rank} comes late, held up in {held_up}{compared}: the other ranks wait {late.wait_ms:.1f} ms a"
         f" step for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}",
         gain,
-        doubt(late.gains),
+        two_standard_errors(late.gains),
     )
 
 
@@ -66,18 +68,19 @@ def in_turn(facts: Facts) -> Finding | None:
     # Without what makes each late in its turn a step is shorter by all they cost; with the same work spread evenly, by
     # the mean wait. Short waits at many messages are latency's.
     waits = facts.series("wait")
-    left = 1 - _met(facts) / usual(waits) if usual(waits) else 0.0
+    wait_ms = winsorized_mean(waits)
+    left = 1 - _met(facts) / wait_ms if wait_ms else 0.0
     turns = zip(waits, *(late.gains for late in facts.late), strict=True)
     series = [left * max(wait, sum(gains)) for wait, *gains in turns]
-    gain = usual(series)
+    gain = winsorized_mean(series)
     shares = ", ".join(f"rank {late.rank} {late.share:.0%}" for late in facts.late[:4])
     return Finding(
         "unclear",
-        f"Ranks wait {usual(waits):.1f} ms a step ({facts.share(usual(waits))}) for one another, and no one is late"
+        f"Ranks wait {wait_ms:.1f} ms a step ({facts.share(wait_ms)}) for one another, and no one is late"
         f" always ({shares}): uneven work, or a machine that others use, too. Without, a step is {gain:.1f} ms"
         " shorter.",
         gain,
-        doubt(series),
+        two_standard_errors(series),
     )
 
 
@@ -89,9 +92,9 @@ def input_bound(facts: Facts) -> Finding | None:
     hidden = {rank: facts.behind_data.get(rank, none) for rank in data}
     # What loading hides of an exchange comes to light without it.
     series = _lower_middle([[max(0.0, a - b) for a, b in zip(of, hidden[r], strict=True)] for r, of in data.items()])
-    gain, stands = usual(series), usual(loading)
-    each = ", ".join(f"rank {rank} {usual(values):.1f}" for rank, values in list(data.items())[:8])
-    slow = sum(usual(values) >= stands / 2 for values in data.values())
+    gain, stands = winsorized_mean(series), winsorized_mean(loading)
+    each = ", ".join(f"rank {rank} {winsorized_mean(values):.1f}" for rank, values in list(data.items())[:8])
+    slow = sum(winsorized_mean(values) >= stands / 2 for values in data.values())
     who = "Every rank stands" if slow == len(data) else f"{slow} of {len(data)} ranks stand"
     back = (
         f" {stands - gain:.1f} ms of that hide an exchange, which would show instead." if stands > 1.01 * gain else ""
@@ -101,7 +104,7 @@ def input_bound(facts: Facts) -> Finding | None:
         f"{who} {stands:.1f} ms a step ({facts.share(stands)}) in the data loader ({each} ms): load ahead, with"
         f" more workers, or do less to a sample.{back}",
         gain,
-        doubt(series),
+        two_standard_errors(series),
     )
 
 
@@ -113,7 +116,7 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     wire, exposed = facts.wire, facts.series("exposed_exchange")
     many = wire.bits is not None and wire.messages >= _MANY
     # Few messages cannot be made fewer: all that they take is the wire's.
-    gain = usual(exposed) * (1 - wire.latency_share if many else 1.0)
+    gain = winsorized_mean(exposed) * (1 - wire.latency_share if many else 1.0)
     what, apart = "bytes on the wire", ""
     if wire.bits is None:
         what, apart = "transfers", "; without sizes, bytes and latency cannot be told apart"
@@ -133,7 +136,7 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
         f"{gain:.1f} ms a step ({facts.share(gain)}) are {what} that no compute hides:"
         f" {sized}{link}{rate}{hidden}{apart}.",
         gain,
-        doubt(exposed),
+        two_standard_errors(exposed),
     )
 
 
@@ -144,7 +147,7 @@ def latency_bound(facts: Facts) -> Finding | None:
     if wire is None or wire.bits is None or wire.messages < _MANY:
         return None
     met = _met(facts)
-    gain = (usual(exposed) * wire.latency_share + met) * (1 - 1 / wire.messages)
+    gain = (winsorized_mean(exposed) * wire.latency_share + met) * (1 - 1 / wire.messages)
     unsure = "" if facts.waits_told else " Or waits for another rank."
     at = {"assumed": " (taking a link of 100 Mbit/s at least)", "link": " (as the link's bandwidth leaves it)"}
     return Finding(
@@ -153,17 +156,17 @@ def latency_bound(facts: Facts) -> Finding | None:
         f" {size(wire.bytes / wire.messages)} on average cost beside their bytes{at.get(wire.known, '')}:"
         f" {gain / wire.messages:.2f} ms each, {met:.1f} ms of it for ranks to meet. Send them together.{unsure}",
         gain,
-        doubt(exposed),
+        two_standard_errors(exposed),
     )
 
 
 @cause
 def oversubscribed(facts: Facts) -> Finding | None:
     """More threads want to run than the host has cores."""
-    load = max(facts.loads, key=lambda one: usual(one.delay_ms), default=None)
+    load = max(facts.loads, key=lambda one: winsorized_mean(one.delay_ms), default=None)
     if load is None or not load.delay_ms:
         return None
-    queue, crowd = usual(load.delay_ms), 0.0
+    queue, crowd = winsorized_mean(load.delay_ms), 0.0
     if facts.on_gpu:
         # The host runs ahead of its GPU: only where that stands idle has it come too late.
         queue = min(queue, facts.ms("other") + facts.ms("data"))
@@ -184,7 +187,7 @@ def oversubscribed(facts: Facts) -> Finding | None:
         f"{who} its {ranks}{cores}: a training thread stands {queue:.1f} ms a step ({facts.share(queue)}) in the queue,"
         f" ready to run{copies}.{used}",
         min(queue + crowd, facts.step_ms),
-        doubt(load.delay_ms),
+        two_standard_errors(load.delay_ms),
         # Too few cores for the ranks make all else longer, too; what other programs take is one cause among others.
         leads=not others or 0 < load.cores < len(load.ranks),
     )
@@ -210,13 +213,13 @@ def start_up(facts: Facts) -> Finding | None:
 def exposed_compression(facts: Facts) -> Finding | None:
     """Encoding and decoding that nothing hides."""
     series = facts.series("exposed_encode")
-    gain = usual(series)
+    gain = winsorized_mean(series)
     return Finding(
         "compute-bound",
         f"{gain:.1f} ms a step ({facts.share(gain)}) are encoding and decoding that no compute hides: a cheaper codec,"
         " or fewer gradients compressed.",
         gain,
-        doubt(series),
+        two_standard_errors(series),
     )
 
 
@@ -227,7 +230,7 @@ def _met(facts: Facts) -> float:
         return 0.0
     if facts.late and facts.late[0].share >= _LATE_SHARE:
         return 0.0
-    return min(usual(facts.series("wait")), wire.messages * 2 * wire.latency_ms)
+    return min(winsorized_mean(facts.series("wait")), wire.messages * 2 * wire.latency_ms)
 
 
 def _lower_middle(ranks: Sequence[Sequence[float]]) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from syncline.stats import usual
+from syncline.stats import winsorized_mean
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def loads(
                 host=host,
                 ranks=tuple(members),
                 cores=number if type(number) is int and number > 0 else 0,
-                cpu_ms=usual(spent) if counted else None,
+                cpu_ms=winsorized_mean(spent) if counted else None,
                 delay_ms=tuple(delays[r][n] if r in delays else 0.0 for n, r in enumerate(awaited)) if counted else (),
-                by_rank={rank: usual(values) for rank, values in delays.items()},
+                by_rank={rank: winsorized_mean(values) for rank, values in delays.items()},
             )
         )
     return tuple(result)

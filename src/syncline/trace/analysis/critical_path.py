@@ -7,7 +7,7 @@ leaves a rank that waited and goes on where the wait was caused.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import middle
+from syncline.stats import median_or_zero
 from syncline.trace.analysis.exchanges import Joined, Meeting
 from syncline.trace.analysis.steps import Prepared
 
@@ -32,7 +32,7 @@ class Piece:
 def typical(trace: Prepared, steps: Sequence[int]) -> int:
     """The step whose time is nearest to the median."""
     series = trace.series(steps)
-    usual = middle(series)
+    usual = median_or_zero(series)
     return min(zip(steps, series, strict=True), key=lambda pair: abs(pair[1] - usual))[0]
 
 

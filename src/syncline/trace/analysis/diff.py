@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.stats import summary
+from syncline.stats import median_mean_p95
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.analysis.steps import prepare
@@ -44,7 +44,7 @@ class Side:
             "strategy": told.strategy,
             "world_size": told.world_size,
             "steps": {"first": self.steps[0], "last": self.steps[-1], "count": len(self.steps)},
-            "step_ms": summary([row[0] for row in self.rows]),
+            "step_ms": median_mean_p95([row[0] for row in self.rows]),
             "overlap": {"communication": told.communication, "compression": told.compression},
             "bytes_per_step": self.bytes,
             "notes": list(told.notes),

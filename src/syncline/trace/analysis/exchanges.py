@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from syncline.stats import middle, usual
+from syncline.stats import median_or_zero, winsorized_mean
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import PHASES
 from syncline.trace.blocked import BLOCKED
@@ -175,7 +175,10 @@ def _excess(trace: Prepared, found: Sequence[Meeting], kept: set[int]) -> dict[i
         for phase, ms in _longer(trace, meeting, begin).items():
             values[rank][step][phase] += ms
     return {
-        rank: {phase: usual([of[step][phase] if step in of else 0.0 for step in sorted(kept)]) for phase in _CAUSES}
+        rank: {
+            phase: winsorized_mean([of[step][phase] if step in of else 0.0 for step in sorted(kept)])
+            for phase in _CAUSES
+        }
         for rank, of in values.items()
     }
 
@@ -193,4 +196,4 @@ def _longer(trace: Prepared, meeting: Meeting, begin: int) -> dict[str, float]:
     others = [
         trace.lines[one.rank].totals(begin, max(begin, one.at)) for one in meeting.joined if one.rank != last.rank
     ]
-    return {phase: (mine[phase] - middle([other[phase] for other in others])) / 1e6 for phase in _CAUSES}
+    return {phase: (mine[phase] - median_or_zero([other[phase] for other in others])) / 1e6 for phase in _CAUSES}

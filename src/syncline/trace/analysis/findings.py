@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncline.stats import mean, usual
+from syncline.stats import mean_or_zero, winsorized_mean
 from syncline.trace.analysis.cpu_load import Load
 from syncline.trace.analysis.exchanges import Late
 from syncline.trace.analysis.limits import Bound
@@ -58,11 +58,11 @@ class Facts:
 
     def ms(self, phase: str) -> float:
         """A phase's ms a step, the mean over ranks; of exchanges, over those that have any."""
-        return mean([usual(series) for series in self._of(phase)])
+        return mean_or_zero([winsorized_mean(series) for series in self._of(phase)])
 
     def series(self, phase: str) -> list[float]:
         """A phase's ms in each step, the mean over ranks; of exchanges, over those that have any."""
-        return [mean(column) for column in zip(*self._of(phase), strict=True)]
+        return [mean_or_zero(column) for column in zip(*self._of(phase), strict=True)]
 
     def _of(self, phase: str) -> list[tuple[float, ...]]:
         some = phase == "exposed_exchange" and self.moving

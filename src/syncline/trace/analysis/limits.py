@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import mean
+from syncline.stats import mean_or_zero
 from syncline.trace.analysis.network import Wire
 from syncline.trace.analysis.steps import Prepared
 
@@ -32,7 +32,7 @@ class Bound:
 
 def bound(trace: Prepared, steps: Sequence[int], found: Wire | None, *, step_ms: float) -> Bound:
     """How far these steps are from what is possible with perfect overlap."""
-    sums = [sum(mean(trace.phase(phase, rank, steps)) for phase in COMPUTE) for rank in trace.ranks]
+    sums = [sum(mean_or_zero(trace.phase(phase, rank, steps)) for phase in COMPUTE) for rank in trace.ranks]
     compute = max(sums, default=0.0) or None
     on_wire = found.wire_ms if found is not None else None
     # Without compute nothing is known of what could hide the wire.

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
-from syncline.stats import mean, middle, quantile
+from syncline.stats import mean_or_zero, median, median_or_zero, quantile
 from syncline.trace.analysis.exchanges import Joined, Meeting
 from syncline.trace.analysis.steps import Prepared
 
@@ -85,7 +86,7 @@ def wire(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int], *, lin
         # Messages share the wire: of its busy time each has as much as any other.
         count_all = sum(len(members) for members in by.values())
         points = [(sum(sizes.values()) / count_all, sum(busy.values()) / 1e6 / count_all)]
-    latency, bits, known = _cost(points, link, best, factor=mean(list(sent.values())) / max(1, _mean(sizes) * count))
+    latency, bits, known = _cost(points, link, best, factor=_mean(sent) / max(1, _mean(sizes) * count))
     if best is not None and bits is not None and known == "fitted":
         best = max(best, bits)
     return Wire(
@@ -148,11 +149,11 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
             slope = value
             break
     slope = max(0.0, slope)
-    return max(0.0, middle([time - slope * size for size, time in points])), slope
+    return max(0.0, median_or_zero([time - slope * size for size, time in points])), slope
 
 
-def _mean(values: Mapping[tuple[int, int], int]) -> float:
-    return mean([float(value) for value in values.values()])
+def _mean(values: Mapping[Any, float]) -> float:
+    return mean_or_zero(list(values.values()))
 
 
 def _factor(name: str, ranks: int) -> float:
@@ -168,16 +169,18 @@ def _points(found: Sequence[Meeting]) -> list[tuple[float, float]]:
     for meeting in found:
         moved = [one for one in meeting.joined if one.moved]
         if moved:
-            lasted = middle([(one.end - one.begin) / 1e6 for one in moved])
+            lasted = median_or_zero([(one.end - one.begin) / 1e6 for one in moved])
             times[meeting.name, meeting.unit].append((max(one.bytes for one in moved), lasted))
-    return [(middle([size for size, _ in of]), middle([time for _, time in of])) for of in times.values()]
+    return [(median([size for size, _ in of]), median([time for _, time in of])) for of in times.values()]
 
 
 def _fewer(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Medians of neighbours by size, so that pairs stay few."""
     width = -(-len(points) // _POINTS) or 1
     groups = [points[at : at + width] for at in range(0, len(points), width)]
-    return [(middle([size for size, _ in group]), middle([time for _, time in group])) for group in groups]
+    return [
+        (median_or_zero([size for size, _ in group]), median_or_zero([time for _, time in group])) for group in groups
+    ]
 
 
 def _cost(
@@ -186,11 +189,11 @@ def _cost(
     """Latency in ms, payload bits a second, and where they come from."""
     sized = [(size, time) for size, time in points if size > 0]
     if not sized:
-        return middle([time for _, time in points]), None, "seen"
+        return median_or_zero([time for _, time in points]), None, "seen"
     if (found := fit(sized)) and best:
         latency, slope = found
         return latency, min(8e3 / slope, _FASTER * best) if slope > 0 else _FASTER * best, "fitted"
-    usual, lasted = middle([size for size, _ in sized]), middle([time for _, time in sized])
+    usual, lasted = median_or_zero([size for size, _ in sized]), median_or_zero([time for _, time in sized])
     if usual >= SMALL:
         return 0.0, best, "seen"
     bits, known = (link / max(factor, 1e-9), "link") if link else (ASSUMED_BITS, "assumed")

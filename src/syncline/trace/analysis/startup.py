@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import mean, middle
+from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import PHASES
 
@@ -49,7 +49,7 @@ def start_up(trace: Prepared) -> StartUp:
     if made and made[0] + 1 < len(series):
         begin = max(begin, made[0] + 1)  # until its first plan it measures, with another one
     steady = series[begin:]
-    usual = middle(steady)
+    usual = median_or_zero(steady)
     early, late = trace.steps[:begin], trace.steps[begin:]
     extra = sum(ms - usual for ms in series[:begin])
     return StartUp(
@@ -71,8 +71,8 @@ def settled(series: Sequence[float]) -> int:
     later = series[len(series) // 2 :]
     if len(series) < _FEWEST:
         return 0
-    usual = middle(later)
-    spread = 1.4826 * middle([abs(ms - usual) for ms in later])
+    usual = median_or_zero(later)
+    spread = 1.4826 * median_or_zero([abs(ms - usual) for ms in later])
     limit = usual + max(_SPREADS * spread, _SLOWER * usual)
     for place in range(len(series) // 2 + 1):
         following = series[place : place + _LOOK]
@@ -102,16 +102,16 @@ def _causes(
 ) -> tuple[tuple[str, float], ...]:
     extra: dict[str, float] = {}
     for phase in PHASES:
-        usual = mean([mean(trace.phase(phase, rank, late)) for rank in trace.ranks])
-        spent = mean([sum(trace.phase(phase, rank, early)) for rank in trace.ranks])
+        usual = mean_or_zero([mean_or_zero(trace.phase(phase, rank, late)) for rank in trace.ranks])
+        spent = mean_or_zero([sum(trace.phase(phase, rank, early)) for rank in trace.ranks])
         extra[phase] = spent - usual * len(early)
-    steady = mean([mean(trace.phase("update", rank, late)) for rank in trace.ranks])
+    steady = mean_or_zero([mean_or_zero(trace.phase("update", rank, late)) for rank in trace.ranks])
     extra |= dict.fromkeys(PLANNING, 0.0)
     for step in early:
         names = planned.get(step, {})
         own = sum(names.values())
         # What it plans from was measured before that, in the same update: all of it is planning's, by their lengths.
-        spent = mean([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
+        spent = mean_or_zero([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
         for name, ms in names.items():
             share = max(own, spent - steady) * (ms / own if own else 1 / len(names))
             extra[name] += share

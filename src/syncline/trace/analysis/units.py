@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from syncline.stats import mean, middle
+from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.exchanges import Joined, Meeting
 from syncline.trace.analysis.steps import Prepared
 
@@ -76,18 +76,18 @@ def _row(
         wait.append(sum(one.begin - one.at for one in members) / 1e6)
         transfer.append(sum(one.end - one.begin for one in members) / 1e6)
         exposed.append(sum(one.exposed for one in members) / 1e6)
-    lasted = middle(transfer)
+    lasted = median_or_zero(transfer)
     ranks = len({rank for rank, _ in of})
     return UnitRow(
         unit=unit,
         name=name,
-        bytes=middle(size),
+        bytes=median_or_zero(size),
         count=sum(len(members) for members in of.values()) / max(1, ranks * steps),
-        ready_ms=middle(first),
-        launch_ms=middle(launch),
-        end_ms=middle(end),
-        wait_ms=middle(wait),
+        ready_ms=median_or_zero(first),
+        launch_ms=median_or_zero(launch),
+        end_ms=median_or_zero(end),
+        wait_ms=median_or_zero(wait),
         transfer_ms=lasted,
-        bandwidth_bits=middle(size) * 8e3 / lasted if lasted > 0 and middle(size) > 0 else None,
-        exposed_ms=mean(exposed),
+        bandwidth_bits=median_or_zero(size) * 8e3 / lasted if lasted > 0 and median_or_zero(size) > 0 else None,
+        exposed_ms=mean_or_zero(exposed),
     )

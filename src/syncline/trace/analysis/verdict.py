@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from syncline.stats import mean, usual
+from syncline.stats import mean_or_zero, winsorized_mean
 from syncline.trace.analysis.causes import CAUSES, Cause
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.limits import COMPUTE
@@ -51,7 +51,7 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
         )
     if bound.compute_ms is None:
         return Finding("unclear", "The trace holds no compute, so that nothing can be said of what hides what.")
-    behind = mean([usual(series) for series in facts.behind_data.values()])
+    behind = mean_or_zero([winsorized_mean(series) for series in facts.behind_data.values()])
     if behind >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncline.engine.tuning.tuner import REPLAN
-from syncline.results.stats import summary
+from syncline.stats import summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Merged, Part, merge

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_samples as samples
 
+import report_samples as samples
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.results import file as results
@@ -119,6 +119,6 @@ def test_keys_of_a_later_version_are_kept() -> None:
 def test_results_need_neither_jinja_nor_rich() -> None:
     code = (
         "import sys; sys.modules['jinja2'] = sys.modules['rich'] = sys.modules['markupsafe'] = None\n"
-        "import syncline.results.file, syncline.results.stats, syncline.report.verdict, syncline.report.write"
+        "import syncline.results.file, syncline.stats, syncline.report.verdict, syncline.report.write"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from syncline.results import stats
+from syncline import stats
 from syncline.results.file import SHARES, Results
 
 S = 36_900_000  # bytes of VGG-11's gradients
