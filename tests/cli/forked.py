@@ -16,7 +16,7 @@ from pathlib import Path
 from command import TESTS, Command
 
 from ranks import CONTEXT
-from syncline.cluster import launch
+from syncline.cluster import ranks as rank_processes
 
 
 class Forked(Command):
@@ -80,7 +80,7 @@ def _main(args, cwd, names, variables):
     sys.argv, sys.path[:] = ["syncline", *args], [str(TESTS), *sys.path]
     # The ranks come from the same forkserver, which is not this process's child and has another environment.
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    launch._main = partial(_rank, variables)
+    rank_processes._main = partial(_rank, variables)
     from syncline.cli.main import main
 
     main()
@@ -88,4 +88,4 @@ def _main(args, cwd, names, variables):
 
 def _rank(variables, *args):
     os.environ.update(variables)
-    launch._main(*args)
+    rank_processes._main(*args)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from leftovers import held_namespaces
 
-from syncline.cluster import _linux
+from syncline.cluster import namespaces
 from syncline.cluster.capabilities import Capabilities, capabilities
 
 
@@ -17,7 +17,7 @@ def test_what_is_found_is_what_is_here() -> None:
     found = capabilities()
     assert found.can_namespaces
     assert found.can_shape
-    assert found.how == ("root" if _linux.is_privileged() else "userns")
+    assert found.how == ("root" if namespaces.is_privileged() else "userns")
     assert found.netem == (found.why == "")
     assert held_namespaces() == []
 
@@ -26,9 +26,9 @@ def test_what_is_found_is_what_is_here() -> None:
 def test_a_limit_of_no_namespaces_is_explained() -> None:
     script = (
         "from pathlib import Path\n"
-        "from syncline.cluster import _linux\n"
+        "from syncline.cluster import namespaces\n"
         "from syncline.cluster.capabilities import capabilities\n"
-        "_linux.become_namespace_root()\n"
+        "namespaces.become_namespace_root()\n"
         "Path('/proc/sys/user/max_net_namespaces').write_text('0')\n"
         "print(capabilities())\n"
     )

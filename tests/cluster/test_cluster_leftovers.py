@@ -24,13 +24,13 @@ time.sleep(100)
 _ONE_AT_A_TIME = """
 import errno, os, signal, subprocess, sys, time
 from pathlib import Path
-from syncline.cluster import Cluster, _linux
+from syncline.cluster import Cluster, namespaces
 
 def killed_owner():
     code = "from syncline.cluster import Cluster; import os; c = Cluster(2, bandwidth='1Gbit'); os.kill(os.getpid(), 9)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-_linux.become_namespace_root()
+namespaces.become_namespace_root()
 Path("/proc/sys/user/max_net_namespaces").write_text("3")
 with Cluster(2):
     refused = killed_owner()

@@ -5,28 +5,28 @@ import sys
 import pytest
 
 from syncline.cluster import network
-from syncline.cluster.network import Link, build, downlink, uplink
+from syncline.cluster.network import LinkShape, build, downlink, uplink
 from syncline.errors import UsageError
 
 
 def test_rate_is_in_bytes_and_burst_and_queue_follow_it() -> None:
-    (gigabit,) = downlink(Link(bandwidth=10**9))
+    (gigabit,) = downlink(LinkShape(bandwidth=10**9))
     assert gigabit.kind == "tbf"
     assert gigabit.options == {"rate": 125_000_000, "burst": 524_288, "limit": 524_288 + 6_250_000}
-    (slow,) = downlink(Link(bandwidth=10**6))
+    (slow,) = downlink(LinkShape(bandwidth=10**6))
     assert slow.options["burst"] == 32 * 1024
 
 
 def test_both_directions_have_the_same_rate() -> None:
-    assert uplink(Link(bandwidth=10**8)) == downlink(Link(bandwidth=10**8))
+    assert uplink(LinkShape(bandwidth=10**8)) == downlink(LinkShape(bandwidth=10**8))
 
 
 def test_nothing_asked_is_nothing_done() -> None:
-    assert uplink(Link()) == downlink(Link()) == []
+    assert uplink(LinkShape()) == downlink(LinkShape()) == []
 
 
 def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
-    link = Link(bandwidth=10**9, latency=0.005, loss=0.01)
+    link = LinkShape(bandwidth=10**9, latency=0.005, loss=0.01)
     netem, tbf = uplink(link)
     assert (netem.kind, netem.handle) == ("netem", "1:")
     assert netem.options == {"delay": 5000, "loss": 1.0, "limit": 1000}
@@ -35,7 +35,7 @@ def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
 
 
 def test_a_long_fat_link_has_room_for_what_is_in_flight() -> None:
-    netem = uplink(Link(bandwidth=10**10, latency=0.1))[0]
+    netem = uplink(LinkShape(bandwidth=10**10, latency=0.1))[0]
     assert netem.options["limit"] >= 2 * 10**10 * 0.1 / 8 / 1514
 
 
@@ -52,15 +52,15 @@ class Kernel:
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        (Link(10**9), Link(10**8), [("replace", "tbf", "1:")]),
-        (Link(), Link(10**8), [("replace", "tbf", "1:")]),
-        (Link(10**8), Link(), [("del", "", "1:")]),
-        (Link(), Link(), []),
-        (Link(10**9, 0.01), Link(10**8, 0.01), [("replace", "netem", "1:"), ("replace", "tbf", "10:")]),
-        (Link(10**9, 0.01), Link(None, 0.01), [("replace", "netem", "1:"), ("del", "", "10:")]),
+        (LinkShape(10**9), LinkShape(10**8), [("replace", "tbf", "1:")]),
+        (LinkShape(), LinkShape(10**8), [("replace", "tbf", "1:")]),
+        (LinkShape(10**8), LinkShape(), [("del", "", "1:")]),
+        (LinkShape(), LinkShape(), []),
+        (LinkShape(10**9, 0.01), LinkShape(10**8, 0.01), [("replace", "netem", "1:"), ("replace", "tbf", "10:")]),
+        (LinkShape(10**9, 0.01), LinkShape(None, 0.01), [("replace", "netem", "1:"), ("del", "", "10:")]),
     ],
 )
-def test_a_change_is_made_in_place(before: Link, after: Link, told: list[tuple[str, str, str]]) -> None:
+def test_a_change_is_made_in_place(before: LinkShape, after: LinkShape, told: list[tuple[str, str, str]]) -> None:
     kernel = Kernel()
     network._reshape(kernel, 1, uplink(before), uplink(after))
     assert kernel.told == told
@@ -70,5 +70,5 @@ def test_missing_pyroute2_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pyroute2", None)
     keep: list[int] = []
     with pytest.raises(UsageError, match="pip install pyroute2"):
-        build(1, link=Link(), keep=keep)
+        build(1, link=LinkShape(), keep=keep)
     assert keep == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import syncline
-from syncline.cluster import _linux, ensure_privileges, privileges
+from syncline.cluster import ensure_privileges, namespaces, privileges
 from syncline.errors import UsageError
 
 pytestmark = pytest.mark.namespaces
@@ -122,7 +122,7 @@ def test_a_library_with_threads_is_told_what_to_do(home: Path) -> None:
 
 
 def test_root_is_left_as_it_is() -> None:
-    if not _linux.is_privileged():
+    if not namespaces.is_privileged():
         pytest.skip("only root has nothing to do")
     before = Path("/proc/self/ns/user").readlink()
     ensure_privileges()
@@ -136,7 +136,7 @@ def test_where_the_kernel_allows_nothing_the_process_is_not_touched(monkeypatch:
         asked.append(True)
         return "neither root nor a user namespace is available here (unshare: Operation not permitted)"
 
-    monkeypatch.setattr(_linux, "is_privileged", lambda: False)
+    monkeypatch.setattr(namespaces, "is_privileged", lambda: False)
     monkeypatch.setattr(privileges, "why_impossible", refused)
     before = Path("/proc/self/ns/user").readlink()
     with pytest.raises(UsageError, match="run as root, or allow unprivileged user namespaces"):

@@ -9,8 +9,8 @@ import typer
 from syncline.cluster.measure import measure_bandwidth
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.privileges import ensure_privileges
+from syncline.cluster.quantities import format_bandwidth
 from syncline.cluster.run import run_on_nodes
-from syncline.cluster.units import format_bandwidth
 from syncline.errors import UsageError
 
 

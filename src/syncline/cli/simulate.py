@@ -120,7 +120,7 @@ def _swept(
 ) -> tuple[dict[str, Any], str]:
     """All pairs; --nodes or --bandwidth narrow it to one of them."""
     from syncline.cli import sweep as show
-    from syncline.cluster.units import parse_bandwidth
+    from syncline.cluster.quantities import parse_bandwidth
     from syncline.files import write_text
 
     run = found.run

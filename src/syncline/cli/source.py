@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from syncline.cluster.units import format_bandwidth, parse_bandwidth
+from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
 from syncline.engine.tuning.tuner import allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs

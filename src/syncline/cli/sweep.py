@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syncline.cluster.units import format_bandwidth
+from syncline.cluster.quantities import format_bandwidth
 
 SERIES = (("dense", "dense_ms", "#8a94a0"), ("bf16", "bf16_ms", "#1f6fc5"), ("best compressed", "ms", "#c2571a"))
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 200, 52, 26, 12, 34

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from syncline.cluster.units import format_bandwidth
+from syncline.cluster.quantities import format_bandwidth
 from syncline.errors import UsageError
 from syncline.plan.recorded import COSTS
 from syncline.report.figures import printable

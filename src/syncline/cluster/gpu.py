@@ -1,4 +1,4 @@
-"""Several NCCL ranks on one GPU: what each rank's environment needs, and the MPS daemon that they share."""
+"""Several NCCL ranks on one GPU: environment variables for each rank, and a shared CUDA MPS daemon."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from syncline.cluster.guarded import start_guarded
+from syncline.cluster.guard import start_guarded
 from syncline.cluster.nodes import Node
 
 _CONTROL = "nvidia-cuda-mps-control"
@@ -20,31 +20,31 @@ _PATIENCE_SECONDS = 10.0
 
 
 def gpu_count() -> int:
-    """The NVIDIA GPUs whose device files are here."""
+    """Number of NVIDIA GPUs with a device file on this machine."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def rank_environment(rank: int, node: Node, *, ranks_on_gpu: int) -> dict[str, str]:
-    """What makes NCCL see ranks on emulated nodes as ranks on different hosts, and talk over the nodes' links.
+    """Variables that make NCCL treat emulated nodes as different hosts and use the links between them.
 
-    NCCL refuses two ranks of one host on one GPU, so ranks that share a GPU are each a host of their own.
+    NCCL refuses two ranks of one host on one GPU, so each rank that shares a GPU gets its own host id.
     """
     return {
         "NCCL_HOSTID": f"host{rank if ranks_on_gpu > 1 else node.index}",
         "NCCL_SOCKET_IFNAME": node.interface,
         "NCCL_IB_DISABLE": "1",
         "GLOO_SOCKET_IFNAME": node.interface,
-        # An MPS client has 2 by default; unrelated streams then wait for each other.
+        # An MPS client has 2 by default, and then unrelated streams wait for each other.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }
 
 
 class Mps:
-    """A CUDA MPS daemon of our own, so that ranks share the GPU at the same time instead of taking turns.
+    """A private CUDA MPS daemon: ranks use the GPU at the same time instead of taking turns.
 
-    `with Mps() as environment:` gives the variables for the ranks. They are empty where the machine has no MPS,
-    and where a daemon answers already (that one serves, and is left alone). Our daemon ends with the block, or
-    with this process, whatever ends it.
+    `with Mps() as environment:` gives the variables for the ranks. They are empty if the machine has no MPS, or if a
+    daemon is already running (the ranks then use that one). The private daemon ends with the block or with this
+    process, even if this process is killed.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Mps:
 
     def __enter__(self) -> dict[str, str]:
         control = shutil.which(_CONTROL)
-        if control is not None and not _answers(control, environment={}):
+        if control is not None and not _is_running(control, environment={}):
             with ExitStack() as starting:
                 self._start(control, starting)
                 self._stack = starting.pop_all()
@@ -63,14 +63,14 @@ class Mps:
         self.close()
 
     def close(self) -> None:
-        """End the daemon that was started here; a second call does nothing."""
+        """End the daemon if this object started one; a second call does nothing."""
         self.environment = {}
         self._stack.close()
 
     def _start(self, control: str, stack: ExitStack) -> None:
-        _sweep()
+        _remove_stale_folders()
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
-        # The lock says that the folder's owner lives; the kernel opens it at our end.
+        # The lock shows that the folder's owner is alive; the kernel releases it when this process ends.
         lock = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -79,9 +79,9 @@ class Mps:
             Path(folder, name).mkdir()
             environment[f"CUDA_MPS_{name.upper()}_DIRECTORY"] = str(Path(folder, name))
         daemon = start_guarded([control, "-d"], environment=environment, stay=True)
-        stack.callback(_end, daemon)
+        stack.callback(_stop, daemon)
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _answers(control, environment=environment):
+        while not _is_running(control, environment=environment):
             if daemon.poll() is not None or time.monotonic() > deadline:
                 warnings.warn(f"{_CONTROL} did not start: ranks will take turns on the GPU", stacklevel=3)
                 return
@@ -90,7 +90,7 @@ class Mps:
         self.environment = environment
 
 
-def _end(daemon: "subprocess.Popen[bytes]") -> None:
+def _stop(daemon: "subprocess.Popen[bytes]") -> None:
     daemon.terminate()
     daemon.wait()
 
@@ -107,13 +107,13 @@ def _ask(control: str, question: str, *, environment: Mapping[str, str]) -> "sub
     )
 
 
-def _answers(control: str, *, environment: Mapping[str, str]) -> bool:
+def _is_running(control: str, *, environment: Mapping[str, str]) -> bool:
     answer = _ask(control, "get_server_list", environment=environment)
     return answer.returncode == 0 and "cannot find" not in (answer.stdout + answer.stderr).lower()
 
 
-def _sweep() -> None:
-    """Remove the folders of owners that were killed: ours by name and user, and locked by nobody."""
+def _remove_stale_folders() -> None:
+    """Remove folders of this user whose owner was killed: nobody holds their lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             continue
@@ -122,6 +122,6 @@ def _sweep() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)
         except BlockingIOError:
-            pass  # its owner lives
+            pass  # its owner is alive
         finally:
             os.close(lock)

@@ -1,4 +1,4 @@
-"""Measures what a link really carries: one TCP stream between two nodes."""
+"""Measure the real bandwidth of a link with one TCP stream between two nodes."""
 
 import socket
 import time
@@ -8,20 +8,19 @@ from syncline.cluster.nodes import Cluster, Node, enter
 from syncline.errors import UsageError
 
 _CHUNK = 1 << 20
-_WARM_UP_SECONDS = 0.3  # past TCP's start and the shaper's burst
+_WARM_UP_SECONDS = 0.3  # until TCP's slow start and the shaper's burst are over
 _TIMEOUT_SECONDS = 10.0
 
 
 def measure_bandwidth(cluster: Cluster, *, source: int = 0, target: int = 1, seconds: float = 1.0) -> float:
-    """Payload bits a second of a TCP stream from node `source` to node `target`.
+    """Payload bits per second of a TCP stream from node `source` to node `target`.
 
-    Headers take about 4.4% of a link, so a link of 1 Gbit/s shows 956 Mbit/s at best.
+    Headers take about 4.4%, so a link of 1 Gbit/s shows at most 956 Mbit/s.
     """
     last = len(cluster.nodes) - 1
     if source == target or not (0 <= source <= last and 0 <= target <= last):
         raise UsageError(f"cannot measure from node {source} to node {target}: name two of the nodes 0 to {last}")
-    # Entering a namespace moves a thread, and a socket stays in the namespace it was made in: threads of
-    # our own do, and nearly all of their time is spent in the kernel.
+    # Each end needs a thread of its own, because entering a namespace moves the whole thread.
     with ThreadPoolExecutor(max_workers=2) as pool, pool.submit(_listen, cluster.nodes[target]).result() as server:
         sending = pool.submit(_send, cluster.nodes[source], server.getsockname())
         measured = pool.submit(_receive, server, seconds)
@@ -44,7 +43,7 @@ def _send(node: Node, address: tuple[str, int]) -> None:
             try:
                 stream.sendall(payload)
             except (BrokenPipeError, ConnectionResetError):
-                return  # the receiver has seen enough
+                return  # the receiver has finished measuring
 
 
 def _receive(server: socket.socket, seconds: float) -> float:

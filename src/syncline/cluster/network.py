@@ -1,7 +1,7 @@
-"""The wiring of a cluster: namespaces, a switch, cables and shaped links, made with pyroute2.
+"""Network of an emulated cluster: namespaces, a bridge, veth pairs and traffic shaping, made with pyroute2.
 
-A namespace here has no name and no process: it lives while a descriptor of it is open. The owner's end,
-however it comes, closes the descriptors, and the kernel removes namespaces, bridge, links and shapers.
+A namespace here has no name and no process: it exists while a descriptor of it is open. When the owner process ends,
+for whatever reason, its descriptors are closed and the kernel removes namespaces, bridge, links and shapers.
 """
 
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from syncline.cluster import _linux
+from syncline.cluster import namespaces
 from syncline.errors import UsageError
 
 INTERFACE = "sync0"
 MAX_NODES = 250
-MAX_BANDWIDTH = 8 * (2**32 - 1)  # tbf's rate field: 32 bits of bytes a second
-# 512 KiB at 1 Gbit/s: less holds back single messages better, but loses rate when the cores are busy.
+MAX_BANDWIDTH = 8 * (2**32 - 1)  # tbf's rate field: 32 bits, in bytes per second
+# 512 KiB at 1 Gbit/s. A smaller burst shapes single messages better, but loses rate when the cores are busy.
 _BURST_SECONDS = 512 * 1024 * 8 / 1e9
 _MIN_BURST = 32 * 1024
-# 64 KiB and headers, as TCP hands them over. A link that changes may have one in its queue, and tbf would hold a packet
-# that is larger than the burst for ever.
+# 64 KiB plus headers, as TCP hands them over. When a link changes, one may be in the queue, and tbf never sends a packet
+# that is larger than the burst.
 _LARGEST_PACKET = 80 * 1024
 _QUEUE_SECONDS = 0.05  # a shallow queue makes several BBR flows collapse
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
-_NO_SUCH_KIND = 2  # ENOENT: the kernel's answer to a qdisc that it was built without
+_NO_SUCH_KIND = 2  # ENOENT: the kernel was built without this qdisc
 _MISSING = {
     "tbf": "this kernel has no tbf, so links cannot be shaped: leave the bandwidth out",
     "netem": "this kernel has no netem, so links cannot have latency or loss: leave them out",
@@ -32,8 +32,8 @@ _MISSING = {
 
 
 @dataclass(frozen=True)
-class Link:
-    """What every node's link does to packets; `None` and 0 leave them alone."""
+class LinkShape:
+    """Bandwidth (bits per second), one-way latency (seconds) and loss of each node's link; None and 0: no limit."""
 
     bandwidth: int | None = None
     latency: float = 0.0
@@ -42,7 +42,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Qdisc:
-    """One queueing discipline of an interface, as pyroute2 takes it."""
+    """One queueing discipline of an interface, in the form that pyroute2 expects."""
 
     kind: str
     handle: str
@@ -50,23 +50,23 @@ class Qdisc:
 
 
 def address(index: int) -> str:
-    """The address of a node; every cluster has its own namespaces, so all clusters use the same ones."""
+    """IP address of a node. All clusters use the same addresses, since each has its own namespaces."""
     return f"10.77.0.{index + 1}"
 
 
-def uplink(link: Link, *, burst: int = _MIN_BURST) -> list[Qdisc]:
-    """From a node to the switch: latency and loss (here alone, so once on every path), then the rate."""
+def uplink(link: LinkShape, *, burst: int = _MIN_BURST) -> list[Qdisc]:
+    """Shapers from a node to the switch: latency and loss (only here, so once per path), then the rate."""
     if not (link.latency or link.loss):
         return downlink(link, burst=burst)
-    # Enough packets for twice what is in flight, or netem itself would drop.
+    # Room for twice the packets in flight; with less, netem itself would drop some.
     flight = (link.bandwidth or 40 * 10**9) * link.latency / 8 / 1500
     delay = {"delay": round(link.latency * 1e6), "loss": link.loss * 100, "limit": max(1000, round(2 * flight))}
     below = [Qdisc(q.kind, "10:", {**q.options, "parent": "1:1"}) for q in downlink(link, burst=burst)]
     return [Qdisc("netem", "1:", delay), *below]
 
 
-def downlink(link: Link, *, burst: int = _MIN_BURST) -> list[Qdisc]:
-    """From the switch to a node: the rate, with a burst of at least so many bytes."""
+def downlink(link: LinkShape, *, burst: int = _MIN_BURST) -> list[Qdisc]:
+    """Shapers from the switch to a node: the rate, with a burst of at least `burst` bytes."""
     if link.bandwidth is None:
         return []
     burst = max(burst, round(link.bandwidth / 8 * _BURST_SECONDS))
@@ -74,23 +74,22 @@ def downlink(link: Link, *, burst: int = _MIN_BURST) -> list[Qdisc]:
     return [Qdisc("tbf", "1:", {"rate": link.bandwidth // 8, "burst": burst, "limit": limit})]
 
 
-def build(count: int, *, link: Link, keep: list[int]) -> None:
-    """Wire `count` nodes to a switch; appends the descriptors to `keep`, as they are made: switch, then nodes."""
+def build(count: int, *, link: LinkShape, keep: list[int]) -> None:
+    """Connect `count` nodes to a switch; appends each namespace descriptor to `keep`: the switch, then the nodes."""
     _pyroute2()
-    # In a thread: entering a namespace moves a thread for good (an ordinary user has no way back), so the
-    # caller's own stays where it is.
+    # In another thread: an ordinary user's thread cannot leave a namespace that it has entered.
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(_build, count, link, keep).result()
 
 
-def change(before: Link, after: Link, *, descriptors: list[int]) -> None:
-    """Give the links that `build` has wired another shape, one node after the other, while packets are in flight."""
+def change(before: LinkShape, after: LinkShape, *, descriptors: list[int]) -> None:
+    """Reshape the links that `build` has made, one node after the other, while packets are in flight."""
     _pyroute2()
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(_change, before, after, descriptors).result()
 
 
-def _change(before: Link, after: Link, descriptors: list[int]) -> None:
+def _change(before: LinkShape, after: LinkShape, descriptors: list[int]) -> None:
     switch, nodes = descriptors[0], descriptors[1:]
     with _inside(switch) as ip:
         for number in range(len(nodes)):
@@ -101,25 +100,25 @@ def _change(before: Link, after: Link, descriptors: list[int]) -> None:
 
 
 def _reshape(ip: Any, index: int, before: list[Qdisc], after: list[Qdisc]) -> None:
-    # In place: a queue that were taken away would lose its packets, and TCP would take that for congestion.
+    # Replace in place: deleting a queue would lose its packets, and TCP would treat that as congestion.
     _shape(ip, index, after, verb="replace")
     error = _pyroute2().netlink.exceptions.NetlinkError
     for qdisc in before:
         if qdisc.handle not in {kept.handle for kept in after}:
-            with suppress(error):  # it may be gone: a change before this one may have failed half way
+            with suppress(error):  # it may not exist: an earlier change may have failed half way
                 ip.tc("del", index=index, handle=qdisc.handle, parent=qdisc.options.get("parent", _ROOT))
 
 
-def _build(count: int, link: Link, keep: list[int]) -> None:
+def _build(count: int, link: LinkShape, keep: list[int]) -> None:
     for _ in range(count + 1):
         try:
-            _linux.unshare(_linux.CLONE_NEWNET)
+            namespaces.unshare(namespaces.CLONE_NEWNET)
         except OSError as error:
             raise UsageError(
                 f"the kernel refuses a network namespace ({error.strerror}): "
                 "raise user.max_net_namespaces, or leave the sandbox that forbids it"
             ) from None
-        keep.append(_linux.open_own_network())
+        keep.append(namespaces.open_current_network())
     switch, nodes = keep[0], keep[1:]
     with _inside(switch) as ip:
         ip.link("add", ifname="switch", kind="bridge", br_mcast_snooping=0)
@@ -142,7 +141,7 @@ def _build(count: int, link: Link, keep: list[int]) -> None:
 
 @contextmanager
 def _inside(descriptor: int) -> Iterator[Any]:
-    _linux.setns(descriptor, _linux.CLONE_NEWNET)
+    namespaces.setns(descriptor, namespaces.CLONE_NEWNET)
     with _pyroute2().IPRoute() as ip:
         yield ip
 
@@ -152,7 +151,7 @@ def _index(ip: Any, name: str) -> int:
 
 
 def _up(ip: Any, index: int, **settings: Any) -> None:
-    # No IPv6 addresses: their neighbour discovery would add bytes that no rank sent.
+    # No IPv6 addresses: neighbour discovery would add bytes that no rank has sent.
     quiet = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
     ip.link("set", index=index, IFLA_AF_SPEC=quiet)
     ip.link("set", index=index, state="up", **settings)

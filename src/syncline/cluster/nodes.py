@@ -1,19 +1,18 @@
-"""Emulated nodes: a `Cluster` owns them, a `Node` says where one is, `enter` moves a process into it."""
+"""Emulated nodes: `Cluster` creates and owns them, `Node` describes one, `enter` moves a process into one."""
 
 import os
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
-from syncline.cluster import _linux, network
+from syncline.cluster import namespaces, network
 from syncline.cluster.privileges import ensure_privileges
-from syncline.cluster.units import format_bandwidth, parse_bandwidth, parse_share, parse_time
+from syncline.cluster.quantities import format_bandwidth, parse_bandwidth, parse_fraction, parse_time
 from syncline.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Node:
-    """One emulated node. `netns` is a path that another process can open while the cluster lives."""
+    """One emulated node. `netns` is a path that other processes can open while the cluster exists."""
 
     index: int
     name: str
@@ -23,9 +22,9 @@ class Node:
 
 
 def enter(node: Node | str) -> None:
-    """Move the calling thread, and what it starts from now on, into a node (or the path of its namespace).
+    """Move the calling thread, and all that it starts later, into a node (or the path of its namespace).
 
-    Call it while the process has one thread; there is no way back for an ordinary user.
+    Call it while the process has one thread. An ordinary user cannot go back.
     """
     path = node.netns if isinstance(node, Node) else node
     try:
@@ -34,7 +33,7 @@ def enter(node: Node | str) -> None:
         text = f"cannot open the namespace {path} (is its cluster still running?): {error.strerror}"
         raise type(error)(error.errno, text) from None
     try:
-        _linux.setns(descriptor, _linux.CLONE_NEWNET)
+        namespaces.setns(descriptor, namespaces.CLONE_NEWNET)
     except OSError as error:
         text = f"cannot enter the namespace {path}: {os.strerror(error.errno or 0)}"
         raise type(error)(error.errno, text) from None
@@ -42,8 +41,8 @@ def enter(node: Node | str) -> None:
         os.close(descriptor)
 
 
-def shapeable(bandwidth: str | int | None) -> int | None:
-    """Bits a second of a link that can be made; None is a link without a limit."""
+def parse_link_bandwidth(bandwidth: str | int | None) -> int | None:
+    """Bits per second of a link that the kernel can shape; None is a link without a limit."""
     if bandwidth is None:
         return None
     bits = parse_bandwidth(bandwidth)
@@ -56,8 +55,8 @@ def shapeable(bandwidth: str | int | None) -> int | None:
 class Cluster:
     """Nodes on one machine, each with its own network namespace, on one switch, over shaped links.
 
-    Nothing appears in the machine's own namespace, and nothing has a name. All of it hangs on descriptors
-    of this process, so `close()`, the end of a `with` block, an error, a signal or even SIGKILL removes all.
+    Nothing appears in the machine's own namespace, and nothing has a name there. Everything exists only while this
+    process holds descriptors, so `close()`, the end of a `with` block, an error or a signal (even SIGKILL) removes it.
     A process that entered a node keeps that node's namespace until it ends; its link is gone with the switch.
 
     `bandwidth` holds in each direction of each node's link, `latency` and `loss` on each way between two
@@ -74,8 +73,8 @@ class Cluster:
     ) -> None:
         if not 1 <= nodes <= network.MAX_NODES:
             raise UsageError(f"{nodes} nodes cannot be emulated: choose 1 to {network.MAX_NODES}")
-        self._link = network.Link(
-            bandwidth=shapeable(bandwidth), latency=parse_time(latency or 0), loss=parse_share(loss or 0)
+        self._link = network.LinkShape(
+            bandwidth=parse_link_bandwidth(bandwidth), latency=parse_time(latency or 0), loss=parse_fraction(loss or 0)
         )
         ensure_privileges()
         self._descriptors: list[int] = []
@@ -97,24 +96,24 @@ class Cluster:
 
     @property
     def bandwidth(self) -> int | None:
-        """Bits a second of each direction of each link, now; None: nothing limits them."""
+        """Current bits per second of each link in each direction; None: no limit."""
         return self._link.bandwidth
 
     @property
     def latency(self) -> float:
-        """Seconds of one way between two nodes."""
+        """One-way latency between two nodes in seconds."""
         return self._link.latency
 
     @property
     def loss(self) -> float:
-        """The share of packets that is lost on one way between two nodes."""
+        """Fraction of packets lost one way between two nodes."""
         return self._link.loss
 
     def set_bandwidth(self, bandwidth: str | int | None) -> None:
-        """Change the rate of all links while programs use them, both ways; None takes the limit away."""
+        """Change the rate of all links, in both directions, while programs use them; None removes the limit."""
         if not self._descriptors:
             raise UsageError("the cluster is closed and has no links: change the bandwidth before close()")
-        link = replace(self._link, bandwidth=shapeable(bandwidth))
+        link = replace(self._link, bandwidth=parse_link_bandwidth(bandwidth))
         network.change(self._link, link, descriptors=self._descriptors)
         self._link = link
 
@@ -126,7 +125,5 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

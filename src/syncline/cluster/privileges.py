@@ -1,19 +1,19 @@
-"""The right to make network namespaces: root's own, or root's in a user namespace of one's own."""
+"""Privileges for network namespaces: as root, or as root of a new user namespace."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from syncline.cluster import _linux
+from syncline.cluster import namespaces
 from syncline.errors import UsageError
 
-_PROGRAM = Path(_linux.__file__)
+_PROGRAM = Path(namespaces.__file__)
 _MARK = "SYNCLINE_USER_NAMESPACE"
 
 
 def why_impossible() -> str:
-    """Why this machine gives no network namespaces, or an empty string; tried in a child, nothing stays."""
+    """Why this machine allows no network namespaces, or an empty string; tried in a child process."""
     if sys.platform != "linux":
         return "emulated nodes need Linux"
     check = subprocess.run(  # noqa: S603 - our own file
@@ -26,20 +26,20 @@ def why_impossible() -> str:
 
 
 def ensure_privileges(*, reexec: bool = False) -> None:
-    """Give this process the right to make nodes; without any effect where it has it.
+    """Give this process the right to create nodes; does nothing if the process already has it.
 
-    An ordinary user's process becomes root of its own user namespace: in place while it has one thread.
-    With more threads (torch starts some) the kernel refuses that, and `reexec=True` starts the same command
-    line again inside the namespace instead; only a command line tool at its very start may ask for that.
+    An ordinary user's process becomes root of its own user namespace, in place if it has one thread. With more threads
+    (torch starts some) the kernel refuses; `reexec=True` then starts the same command line again inside the namespace.
+    Only a command-line tool may use `reexec`, before it has done anything else.
     """
-    if sys.platform == "linux" and _linux.is_privileged():
+    if sys.platform == "linux" and namespaces.is_privileged():
         return
-    # Tried in a child first: where a policy forbids the second half, this process must not be left halfway.
+    # Tried in a child first: if a policy forbids the second half, this process must not be left halfway.
     reason = why_impossible()
     if reason:
         raise UsageError(f"{reason}: run as root, or allow unprivileged user namespaces")
-    if _linux.thread_count() == 1:
-        _linux.become_namespace_root()
+    if namespaces.thread_count() == 1:
+        namespaces.become_namespace_root()
         return
     if not reexec or _MARK in os.environ:
         raise UsageError(

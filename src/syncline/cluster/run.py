@@ -1,4 +1,4 @@
-"""Runs a command on every node of a cluster, with the rendezvous environment, until all end or one fails."""
+"""Run a command on every node of a cluster, with torchrun's environment variables, until all end or one fails."""
 
 import os
 import selectors
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import IO, TextIO, cast
 
 from syncline.cluster.gpu import Mps, gpu_count, rank_environment
-from syncline.cluster.guarded import start_guarded
+from syncline.cluster.guard import start_guarded
 from syncline.cluster.nodes import Cluster, Node
 from syncline.errors import UsageError
 
-MASTER_PORT = 29500  # free in a namespace that has just been made
+MASTER_PORT = 29500  # free in a new namespace
 _CHUNK = 65536
 
 
 def rendezvous(cluster: Cluster, *, rank: int, nproc_per_node: int = 1) -> dict[str, str]:
-    """The environment variables by which rank `rank` finds the others; the names are those of torchrun."""
+    """Environment variables by which rank `rank` finds the others; named as torchrun names them."""
     node = cluster.nodes[rank // nproc_per_node]
     return {
         "RANK": str(rank),
@@ -40,42 +40,42 @@ def rendezvous(cluster: Cluster, *, rank: int, nproc_per_node: int = 1) -> dict[
 
 
 def run_on_nodes(cluster: Cluster, command: list[str], *, nproc_per_node: int = 1, gpu: bool | None = None) -> int:
-    """Run `command` in every node; 0, or the exit code of the first process that failed, which ends the others.
+    """Run `command` on every node; returns 0, or the exit code of the first process that failed.
 
-    Every line of output comes with the node that wrote it. `gpu` (by default: whether there is one) prepares
-    several NCCL ranks on one GPU. No process that the command started outlives this call, nor this process.
+    A failure ends the other processes. Every line of output begins with the node that wrote it. `gpu` (default: whether
+    there is one) prepares several NCCL ranks on one GPU. No process of the command outlives this call or this process.
     """
     if not command:
         raise UsageError("no command to run: write it after '--'")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"cannot run '{command[0]}': no such program; give its path, or mend PATH")
+        raise UsageError(f"cannot run '{command[0]}': no such program; give its path, or fix PATH")
     if nproc_per_node < 1:
-        raise UsageError(f"{nproc_per_node} processes a node make no sense: choose 1 or more")
+        raise UsageError(f"{nproc_per_node} processes per node make no sense: choose 1 or more")
     world = len(cluster.nodes) * nproc_per_node
     devices = gpu_count() if gpu is None else max(1, gpu_count()) if gpu else 0
     with ExitStack() as stack:
         shared = stack.enter_context(Mps()) if devices else {}
-        crew = stack.enter_context(_Crew())
+        processes = stack.enter_context(_Processes())
         for rank in range(world):
             node = cluster.nodes[rank // nproc_per_node]
             extra = rendezvous(cluster, rank=rank, nproc_per_node=nproc_per_node)
             if devices:
                 extra |= shared | rank_environment(rank, node, ranks_on_gpu=-(-world // devices))
             name = f"node {node.index}" if nproc_per_node == 1 else f"node {node.index}, rank {rank}"
-            crew.start(command, node=node, name=name, environment=extra)
-        return crew.watch()
+            processes.start(command, node=node, name=name, environment=extra)
+        return processes.watch()
 
 
 @dataclass
 class _Output:
-    """One stream of one process: whole lines go out behind the process's name."""
+    """Output stream of one process: writes whole lines, each with the name of the process before it."""
 
     name: str
     sink: TextIO
     rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
-        # Progress bars end their lines with a carriage return, which would overwrite the other nodes' lines.
+        # Progress bars end lines with a carriage return, which would overwrite the lines of other nodes.
         lines = (self.rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self.rest = lines.pop()
         self.write(lines)
@@ -90,17 +90,17 @@ class _Output:
 
 
 @dataclass
-class _Crew:
+class _Processes:
     """The guarded processes of one run."""
 
     members: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
-    def __enter__(self) -> "_Crew":
+    def __enter__(self) -> "_Processes":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends what still runs: asks all first, so that they use their time to end side by side."""
+        """End all that still run. All are asked first, so that they shut down at the same time."""
         self.stop()
         for process in self.members.values():
             process.wait()
@@ -118,7 +118,7 @@ class _Crew:
         self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, name)
 
     def watch(self) -> int:
-        """Pass all output on until every process ended; the first failure ends the others."""
+        """Forward all output until every process has ended; the first failure ends the others."""
         code = 0
         while self.selector.get_map():
             for key, _ in self.selector.select():
@@ -128,7 +128,7 @@ class _Crew:
                 self._forget(key.fileobj)
                 failed = self.members[key.data].wait()
                 if failed and not code:
-                    # A guard that is itself killed by a signal has a negative code.
+                    # The code is negative if the guard itself was killed by a signal.
                     code = failed if failed > 0 else 128 - failed
                     running = self.stop()
                     rest = f"; ending the other {running}" if running else ""
@@ -136,7 +136,7 @@ class _Crew:
         return code
 
     def stop(self) -> int:
-        """Ask all that still run to end; how many those were."""
+        """Ask all running processes to end; returns how many there were."""
         running = [process for process in self.members.values() if process.poll() is None]
         for process in running:
             process.terminate()

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncline._compat import FileStore, NoSubclasses
 from syncline.bench.timing import Clock
-from syncline.cluster.launch import Place, Report
+from syncline.cluster.ranks import Place, Report
 from syncline.engine import attach
 from syncline.train.workload import build, load_optimizer
 

@@ -25,8 +25,8 @@ from syncline.bench.codecs.run import table
 from syncline.bench.overhead.rank import PHASES, Setting, compression, run_rank
 from syncline.bench.timing import environment, summarize
 from syncline.cluster.gpu import Mps, rank_environment
-from syncline.cluster.launch import Place, launch, warm_up
 from syncline.cluster.nodes import Node
+from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.files import write_text
 from syncline.train.session.run_folder import busy_share, cores
@@ -63,7 +63,7 @@ def started(
     warm_up()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
-        records = launch(
+        records = run_ranks(
             run,
             places(wanted, stack),
             (wanted, str(folder / "rendezvous"), str(folder)),

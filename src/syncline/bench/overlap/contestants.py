@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.bench.overlap.turns import Work, run_in_turns
-from syncline.cluster.launch import Place, launch
+from syncline.cluster.ranks import Place, run_ranks
 from syncline.errors import RankFailure, UsageError
 from syncline.train.rank.worker import Assignment
 from syncline.train.session.run_folder import cores
@@ -152,7 +152,7 @@ class Contest:
     def _live(self, number: int, work: Work, places: Sequence[Place], folder: Path) -> None:
         """A thread's life: the ranks', from start to end."""
         try:
-            done: Any = launch(
+            done: Any = run_ranks(
                 run_in_turns,
                 places,
                 work,

@@ -15,9 +15,9 @@ from typing import Any
 from syncline.bench.overlap import page as overlap_page
 from syncline.bench.overlap.contestants import Contest
 from syncline.bench.overlap.course import Course, Progress, Turns
-from syncline.cluster.launch import Place, warm_up
 from syncline.cluster.measure import measure_bandwidth
 from syncline.cluster.nodes import Cluster
+from syncline.cluster.ranks import Place, warm_up
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.results.file import strict

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from syncline._compat import FileStore
-from syncline.cluster.launch import Place, Report
+from syncline.cluster.ranks import Place, Report
 from syncline.trace.span import STEP
 from syncline.train.rank.loop import Loop, Outcome
 from syncline.train.rank.wire_bytes import Counters, read_counters

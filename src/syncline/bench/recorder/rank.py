@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.bench.overhead.rank import SETTLED, Setting, Way, joined
-from syncline.cluster.launch import Place, Report
+from syncline.cluster.ranks import Place, Report
 from syncline.trace.record.recorder import process_recorder
 from syncline.trace.record.sampling import Sampling, spacing
 from syncline.trace.record.session import start

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from syncline.cluster.nodes import Cluster, shapeable
-from syncline.cluster.units import format_bandwidth
+from syncline.cluster.nodes import Cluster, parse_link_bandwidth
+from syncline.cluster.quantities import format_bandwidth
 from syncline.errors import UsageError
 from syncline.results.file import LinkChange
 from syncline.train.config import Config
@@ -57,7 +57,7 @@ def _change(step: str, rate: str) -> Change:
             " the start use --bandwidth"
         )
     try:
-        return Change(int(step), shapeable(rate or None))
+        return Change(int(step), parse_link_bandwidth(rate or None))
     except UsageError as error:
         raise UsageError(f"cluster.changes.{step}: {error}") from None
 
@@ -72,7 +72,7 @@ class Links:
 
     def __init__(self, cluster: Cluster | None, config: Config) -> None:
         self._cluster, self._changes = cluster, parse_changes(config)
-        self._first = shapeable(config.cluster.bandwidth or None)
+        self._first = parse_link_bandwidth(config.cluster.bandwidth or None)
         self._done: list[Change] = []
 
     def begin(self, step: int) -> None:

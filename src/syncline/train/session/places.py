@@ -7,8 +7,8 @@ import torch
 
 from syncline.cluster.capabilities import capabilities
 from syncline.cluster.gpu import Mps, rank_environment
-from syncline.cluster.launch import Place
 from syncline.cluster.nodes import Cluster, Node
+from syncline.cluster.ranks import Place
 from syncline.errors import UsageError
 from syncline.train.config import Config, Train
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import syncline
 from syncline._compat import FileStore
-from syncline.cluster.launch import Place, Report, launch, warm_up
 from syncline.cluster.nodes import Cluster
+from syncline.cluster.ranks import Place, Report, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.results.file import SCHEMA, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
@@ -230,7 +230,7 @@ def _run(
     try:
         with shared_gpu(config.train, run.workers + run.servers) as variables:
             where = places(config, workers=run.workers, servers=run.servers, cluster=cluster, variables=variables)
-            records = launch(_rank_main, where, (assignment, str(store)), logs=folder, on_message=message)
+            records = run_ranks(_rank_main, where, (assignment, str(store)), logs=folder, on_message=message)
     except RankFailure as failure:
         return crashed(run, failure, folder) | links.row()
     finally:

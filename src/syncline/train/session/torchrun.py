@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
-from syncline.cluster.launch import Place, Report, launch, lost_a_peer
+from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
 from syncline.errors import RankFailure, UsageError
 from syncline.results.file import Results
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
@@ -122,7 +122,7 @@ def _take_part(
                 watcher.step(content)
 
         try:
-            (record,) = launch(_rank_main, [place], payload, logs=folder, on_message=message)
+            (record,) = run_ranks(_rank_main, [place], payload, logs=folder, on_message=message)
             store.set(f"record{rank}", zlib.compress(json.dumps(record).encode()))  # type: ignore[arg-type]
         except RankFailure as failure:
             entry = {"rank": rank, "summary": failure.summary, "traceback": failure.traceback, "time": time.time()}
@@ -135,7 +135,7 @@ def _take_part(
     if all(contents):
         return [json.loads(zlib.decompress(content)) for content in contents], None
     entries = [json.loads(store.get(f"failed{r}")) for r, content in enumerate(contents) if not content]
-    first = min(entries, key=lambda entry: (lost_a_peer(entry["summary"]), float(entry["time"])))
+    first = min(entries, key=lambda entry: (is_peer_loss(entry["summary"]), float(entry["time"])))
     return [], RankFailure(
         f"rank {first['rank']} failed: {first['summary']}",
         rank=first["rank"],

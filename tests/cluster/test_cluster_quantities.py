@@ -2,7 +2,7 @@
 
 import pytest
 
-from syncline.cluster.units import format_bandwidth, parse_bandwidth, parse_share, parse_time
+from syncline.cluster.quantities import format_bandwidth, parse_bandwidth, parse_fraction, parse_time
 from syncline.errors import UsageError
 
 
@@ -57,8 +57,8 @@ def test_time_is_refused_with_examples(text: str) -> None:
 
 
 def test_share_is_read_and_refused() -> None:
-    assert parse_share("0.1%") == pytest.approx(0.001)
-    assert parse_share(0.02) == 0.02
+    assert parse_fraction("0.1%") == pytest.approx(0.001)
+    assert parse_fraction(0.02) == 0.02
     for text in ("100%", "-1%", "some", "1.5", "nan"):
         with pytest.raises(UsageError, match=r"0\.1%"):
-            parse_share(text)
+            parse_fraction(text)

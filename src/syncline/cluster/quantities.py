@@ -1,8 +1,8 @@
-"""Bandwidths, times and loss shares as people write them.
+"""Parse and format bandwidths, times and fractions as people write them (`1Gbit`, `5ms`, `0.1%`).
 
 >>> parse_bandwidth("1Gbit"), parse_bandwidth("100M"), format_bandwidth(1_500_000_000)
 (1000000000, 100000000, '1.5Gbit')
->>> parse_time("5ms"), parse_share("0.1%")
+>>> parse_time("5ms"), parse_fraction("0.1%")
 (0.005, 0.001)
 """
 
@@ -18,7 +18,7 @@ _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs)?")
 
 
 def parse_bandwidth(text: str | int | float) -> int:
-    """Bits a second; a plain number is bits a second already."""
+    """Bits per second; a plain number is in bits per second."""
     match = _BANDWIDTH.fullmatch(str(text).strip()) if not isinstance(text, float) else None
     if match:
         bits = round(float(match[1]) * _SCALES[match[2].lower()])
@@ -27,12 +27,12 @@ def parse_bandwidth(text: str | int | float) -> int:
     else:
         bits = 0
     if bits <= 0:
-        raise UsageError(f"'{text}' is not a bandwidth: write for example 1Gbit, 100Mbit or 500kbit (bits a second)")
+        raise UsageError(f"'{text}' is not a bandwidth: write for example 1Gbit, 100Mbit or 500kbit (bits per second)")
     return bits
 
 
 def format_bandwidth(bits: float) -> str:
-    """A bandwidth as a person writes it, four digits at most."""
+    """A bandwidth in the largest fitting unit, with at most four digits."""
     for unit, scale in (("Gbit", 10**9), ("Mbit", 10**6), ("kbit", 10**3)):
         if bits >= scale:
             return f"{float(f'{bits / scale:.4g}'):g}{unit}"
@@ -40,20 +40,20 @@ def format_bandwidth(bits: float) -> str:
 
 
 def parse_time(text: str | int | float) -> float:
-    """Seconds; a plain number is seconds already."""
+    """Seconds; a plain number is in seconds."""
     match = _TIME.fullmatch(str(text).strip())
     if match is None:
         raise UsageError(f"'{text}' is not a time: write for example 5ms, 250us or 0.1s")
     return float(match[1]) * _SECONDS[match[2] or ""]
 
 
-def parse_share(text: str | int | float) -> float:
-    """A share between 0 and 1, written as `0.1%` or `0.001`."""
+def parse_fraction(text: str | int | float) -> float:
+    """A fraction between 0 and 1, written as `0.1%` or `0.001`."""
     word = str(text).strip()
     try:
-        share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
+        fraction = float(word[:-1]) / 100 if word.endswith("%") else float(word)
     except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise UsageError(f"'{text}' is not a share of packets: write for example 0.1% or 0.001")
-    return share
+        fraction = -1.0
+    if not 0 <= fraction < 1:
+        raise UsageError(f"'{text}' is not a fraction of packets: write for example 0.1% or 0.001")
+    return fraction

@@ -1,7 +1,7 @@
-"""The Linux calls that Python 3.11 lacks, and the way to become root in an own user namespace.
+"""Linux namespace calls that Python 3.11 lacks: `unshare`, `setns`, and root in a new user namespace.
 
-Imports nothing of Syncline, so that it also runs by its path, before any thread exists:
-`python _linux.py --check` tries what a cluster needs; `python _linux.py CMD...` runs CMD as that root.
+Also a small program. It imports nothing from Syncline, so it can run by its path before any thread exists:
+`python namespaces.py --check` tries what a cluster needs; `python namespaces.py CMD...` runs CMD as that root.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ def setns(descriptor: int, kind: int) -> None:
     _checked(_libc.setns(descriptor, kind), "setns")
 
 
-def open_own_network() -> int:
-    """A descriptor of the calling thread's network namespace; the namespace lives while it is open."""
+def open_current_network() -> int:
+    """A descriptor of the calling thread's network namespace; the namespace exists while the descriptor is open."""
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def is_privileged() -> bool:
-    """Whether this process may make network namespaces and links (here, or in its own user namespace)."""
+    """Whether this process may create network namespaces and links (as root, or in its own user namespace)."""
     for line in Path("/proc/thread-self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             effective = int(line.split()[1], 16)
@@ -42,15 +42,15 @@ def is_privileged() -> bool:
 
 
 def thread_count() -> int:
-    """The threads of this process, those of native libraries included."""
+    """Number of threads of this process, including those of native libraries."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def become_namespace_root() -> None:
-    """Make this single-threaded process root of a new user namespace; its files still belong to the same user."""
+    """Make this single-threaded process root of a new user namespace; its files keep their owner."""
     user, group = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER)
-    # The kernel wants setgroups closed before an ordinary user may map a group.
+    # The kernel requires setgroups to be denied before an ordinary user may map a group.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -68,7 +68,7 @@ def _main(arguments: list[str]) -> None:
     if arguments == ["--check"]:
         unshare(CLONE_NEWNET)
     else:
-        os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
+        os.execv(arguments[0], arguments)  # noqa: S606 - no shell needed
 
 
 if __name__ == "__main__":

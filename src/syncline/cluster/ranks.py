@@ -1,7 +1,7 @@
-"""Start ranks on this machine, watch them, and end them all when one fails.
+"""Run ranks as processes on this machine, watch them, and end them all when one fails.
 
-Ranks come from a forkserver that has torch loaded, so that starting one costs milliseconds; a rank may be placed
-in an emulated node's network namespace. Nothing outlives the caller: ranks die with their parent.
+A forkserver with torch already loaded starts each rank in milliseconds. A rank may run in the network namespace of an
+emulated node. No rank outlives the caller.
 """
 
 import ctypes
@@ -26,12 +26,12 @@ from syncline.errors import RankFailure, UsageError
 
 PRELOAD = ("torch", "torch._dynamo", "syncline.train.rank.worker")
 _PR_SET_PDEATHSIG = 1
-_SETTLE_S = 1.0
+_MORE_FAILURES_S = 1.0
 _GRACE_S = 3.0
 _PEER_LOST = re.compile(r"gloo|nccl|connection (closed|reset) by peer|DistBackendError|DistNetworkError", re.I)
 
 Report = Callable[[Any], None]
-"""Sends a plain value from a rank to the caller of `launch`."""
+"""Sends a plain value from a rank to the caller of `run_ranks`."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class _Failure:
 
     @property
     def order(self) -> tuple[int, int]:
-        """A rank that lost its peer is a consequence; among causes the earliest counts."""
-        return (0 if self.signal else int(lost_a_peer(self.summary)), self.time)
+        """Causes first, the earliest first; a rank that lost its peer is only a consequence."""
+        return (0 if self.signal else int(is_peer_loss(self.summary)), self.time)
 
 
-def lost_a_peer(summary: str) -> bool:
-    """Whether an error reads like the consequence of another rank's end, not like a cause."""
+def is_peer_loss(summary: str) -> bool:
+    """Whether an error message looks like the consequence of another rank's end."""
     return _PEER_LOST.search(summary) is not None
 
 
 def warm_up() -> None:
-    """Start the forkserver and let it load torch, so that the first run's start-up is its own."""
+    """Start the forkserver and load torch there, so that the first run does not pay for it."""
     with tempfile.TemporaryDirectory(prefix="syncline-") as folder:
-        launch(_nothing, [Place(rank=0, world_size=1)], None, logs=Path(folder))
+        run_ranks(_do_nothing, [Place(rank=0, world_size=1)], None, logs=Path(folder))
 
 
-def _nothing(place: Place, payload: Any, report: Report) -> None:
-    """A rank with nothing to do."""
+def _do_nothing(place: Place, payload: Any, report: Report) -> None:
+    """The function of a rank with nothing to do."""
 
 
-def launch(
+def run_ranks(
     function: Callable[[Place, Any, Report], Any],
     places: Sequence[Place],
     payload: Any,
@@ -83,10 +83,10 @@ def launch(
     logs: Path,
     on_message: Callable[[int, Any], None] | None = None,
 ) -> list[Any]:
-    """Run `function(place, payload, report)` on every place; returns the values in rank order.
+    """Run `function(place, payload, report)` for every place; returns the results in rank order.
 
     The output of rank r goes to `logs/rank{r}.log`. When a rank fails, the others are ended within seconds and
-    `RankFailure` names the rank that failed first, with its traceback. A rank's `UsageError` is raised as such.
+    `RankFailure` names the rank that failed first, with its traceback. A `UsageError` of a rank is raised unchanged.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
@@ -130,7 +130,7 @@ def _watch(
             except (EOFError, OSError):
                 del open_pipes[index]
                 if index not in values and all(failure.rank != rank for failure in failures):
-                    failures.append(_dead(ranks[index], rank, logs))
+                    failures.append(_silent_end(ranks[index], rank, logs))
                 continue
             if kind == "message" and on_message is not None:
                 on_message(rank, content[0])
@@ -142,7 +142,7 @@ def _watch(
                 at, summary, trace = content
                 failures.append(_Failure(rank, at, summary, trace, signal=False))
         if failures and deadline is None:
-            deadline = time.monotonic() + _SETTLE_S
+            deadline = time.monotonic() + _MORE_FAILURES_S
     if failures:
         cause = min(failures, key=lambda failure: failure.order)
         message = f"rank {cause.rank} failed: {cause.summary}"
@@ -150,8 +150,8 @@ def _watch(
     return [values[i] for i in range(len(places))]
 
 
-def _dead(process: Any, rank: int, logs: Path) -> _Failure:
-    """A rank that closed its pipe without a word: it was ended by a signal or left by itself."""
+def _silent_end(process: Any, rank: int, logs: Path) -> _Failure:
+    """The failure of a rank that closed its pipe without a result: killed by a signal, or ended early."""
     now = time.monotonic_ns()
     process.join(_GRACE_S)
     code = process.exitcode
@@ -172,7 +172,7 @@ def _tail(path: Path, lines: int = 30) -> list[str]:
 
 
 def _end(ranks: Sequence[Any]) -> None:
-    """Terminate, then kill; returns when none is left."""
+    """Terminate, then kill; returns when all have ended."""
     started = [process for process in ranks if process.pid is not None]
     for process in started:
         if process.is_alive():
@@ -187,7 +187,7 @@ def _end(ranks: Sequence[Any]) -> None:
 
 
 def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Connection, log: str, caller: int) -> None:
-    """A rank's life. The parent speaks for all ranks, so Ctrl-C is its business alone."""
+    """Main function of a rank process. Only the parent reacts to Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _redirect(log)
@@ -196,7 +196,7 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
         os.environ.update(place.environment)
         if place.netns is not None:
             enter(place.netns)
-        # Now: a thread that was started before would have stayed in the old namespace.
+        # Only now: a thread started earlier would stay in the old namespace.
         threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
         value = function(place, payload, lambda message: sender.send(("message", message)))
         sender.send(("value", value))
@@ -213,7 +213,7 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
 
 
 def _end_with(caller: int) -> None:
-    """End this rank when the caller is gone. The forkserver, its parent, lives on as long as any rank does."""
+    """End this rank when the caller ends. Its parent, the forkserver, lives as long as any rank does."""
     try:
         descriptor = os.pidfd_open(caller)
     except ProcessLookupError:
