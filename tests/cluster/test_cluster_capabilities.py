@@ -39,7 +39,7 @@ def test_a_limit_of_no_namespaces_is_explained() -> None:
 
 def test_without_pyroute2_the_reason_is_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyroute2.py").write_text("raise ImportError('injected')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     found = capabilities()
     assert "pip install pyroute2" in found.why
     assert not found.can_shape

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from syncline.cluster import Cluster
 from syncline.cluster.capabilities import capabilities
-from syncline.cluster.ranks import Place, run_ranks
+from syncline.cluster.ranks import Place
+from syncline.cluster.ranks import run_ranks as run_rank_processes
 from syncline.trace.merge.clocks import Clock, RoundTrip, drifting, offset_of
 
 MS = 1_000_000
@@ -77,7 +78,7 @@ def test_clock_error_across_namespaces(tmp_path):
             Place(rank, 2, node=rank, netns=node.netns, environment={"GLOO_SOCKET_IFNAME": node.interface})
             for rank, node in enumerate(cluster.nodes)
         ]
-        _, (first, last) = run_ranks(in_node, where, str(tmp_path / "store"), logs=tmp_path)
+        _, (first, last) = run_rank_processes(in_node, where, str(tmp_path / "store"), logs=tmp_path)
     for clock in (first, last):
         assert abs(clock.offset) <= clock.error, "one kernel, one clock: the truth is 0"
         assert clock.error < ALLOWED

@@ -19,8 +19,8 @@ MAX_BANDWIDTH = 8 * (2**32 - 1)  # tbf's rate field: 32 bits, in bytes per secon
 # 512 KiB at 1 Gbit/s. A smaller burst shapes single messages better, but loses rate when the cores are busy.
 _BURST_SECONDS = 512 * 1024 * 8 / 1e9
 _MIN_BURST = 32 * 1024
-# 64 KiB plus headers, as TCP hands them over. When a link changes, one may be in the queue, and tbf never sends a packet
-# that is larger than the burst.
+# 64 KiB plus headers, as TCP hands them over. When a link changes, one may be in the queue, and tbf never sends a
+# packet that is larger than the burst.
 _LARGEST_PACKET = 80 * 1024
 _QUEUE_SECONDS = 0.05  # a shallow queue makes several BBR flows collapse
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
