@@ -33,7 +33,7 @@ class Job:
 def run(job, world):
     """The spans of all ranks with waits split off, the metadata, and how often each rank's delay was met."""
     records = run_ranks(train, world, job)
-    spans = split_waits(Span(rank, *row) for rank, (rows, _, _) in enumerate(records) for row in rows)
+    spans = split_waits(Span.from_row(rank, row) for rank, (rows, _, _) in enumerate(records) for row in rows)
     metadata = {
         "world_size": world,
         "hosts": {str(rank): HOST for rank in range(world)},
@@ -86,7 +86,7 @@ def train(rank, world, job):
         with recorder.span("update"):
             tensors[0].zero_()
         recorder.add("step", "step", begin, recorder.mark("step"))
-    rows = [(s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes) for s in recorder.spans()]
+    rows = [span.to_row() for span in recorder.spans()]
     return rows, recorder.usage.rows, fired
 
 

@@ -125,7 +125,7 @@ def test_a_broken_line_ends_the_file(folder):
     path.write_bytes(gzip.compress(b"".join(lines)))
     merged = merge_folder(folder)
     assert counts(merged)[1] == 9
-    assert "is broken in line 11 (a value of another kind): 9 spans are kept" in merged.notes[0]
+    assert "is broken in line 11 (a value has the wrong type): 9 spans are kept" in merged.notes[0]
 
 
 def test_a_rank_that_is_there_twice_counts_once(folder):

@@ -15,10 +15,9 @@ from syncline.trace import PHASES, Recorder, Span, partition, recording, start, 
 from syncline.trace.formats.load import find
 from syncline.trace.merge.merge import Part
 from syncline.trace.merge.metadata import together
-from syncline.trace.record.cleanup import settled
 from syncline.trace.record.cpu_time import Usage
 from syncline.trace.record.gather import Seen, read_seen
-from syncline.trace.record.loop_hooks import RETURNED
+from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
 
 SCRIPT = """
 import syncline, torch
@@ -243,15 +242,15 @@ def test_marks_from_a_time_without_recording_make_no_span():
 def test_what_follows_ddps_wait_is_backward_again():
     spans = [
         Span(0, "backward", "backward", "", 0, 0, 10),
-        Span(0, "backward", RETURNED, "", 0, 10, 30),
+        Span(0, "backward", DDP_TAIL, "", 0, 10, 30),
         Span(0, "exchange", "all-reduce", "bucket 0", 0, 5, 25),
         Span(0, "step", "step", "", 0, 0, 40),
         Span(0, "exchange", "all-reduce", "bucket 0", 2, 41, 45),
     ]
-    made = settled(spans, sampled=False)
+    made = finish_spans(spans, sampled=False)
     assert [(s.start, s.end) for s in made if s.name == "unpack"] == [(25, 30)]
     assert len(made) == 5
-    assert len(settled(spans, sampled=True)) == 4
+    assert len(finish_spans(spans, sampled=True)) == 4
 
 
 def test_a_ranks_spans_come_through_as_they_were():

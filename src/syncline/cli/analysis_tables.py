@@ -13,7 +13,7 @@ from syncline.report.scaling import Curve, StartUp
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.critical_path import Piece
 from syncline.trace.analysis.findings import Finding
-from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.span import PHASES
 
 _SHORT = {
     "data": "data", "forward": "forw.", "backward": "backw.", "exposed_encode": "enc.", "exposed_exchange": "exch.",

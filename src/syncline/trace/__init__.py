@@ -1,12 +1,12 @@
 """What happened: spans, their partition of a step, their export, and the import of others' traces."""
 
 from syncline.trace.analysis.overlap import overlap
-from syncline.trace.analysis.partition import PHASES, partition, shares, split_waits
+from syncline.trace.analysis.partition import partition, shares, split_waits
 from syncline.trace.formats.imported import Imported, load
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.record.recorder import Recorder
 from syncline.trace.record.session import Recording, recording, start, stop
-from syncline.trace.span import LANES, Span
+from syncline.trace.span import LANES, PHASES, Span
 
 __all__ = [
     "LANES",

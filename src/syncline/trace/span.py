@@ -1,12 +1,26 @@
-"""The span: the one record of everything that speaks of time."""
+"""The span, the one record of time, with the names of lanes and phases that all of `trace` uses."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LANES = ("data", "forward", "backward", "encode", "exchange", "decode", "update", "wait")
-"""What a rank can be doing."""
+"""Kinds of work of a rank. Each span belongs to one of them, or to `STEP`."""
 
 STEP = "step"
-"""Brackets a whole step; no lane of work."""
+"""The lane of spans that cover a whole step."""
+
+BLOCKED = "blocked"
+"""The name of `wait` spans in which the training thread was blocked. They are cut out of its compute spans."""
+
+PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
+"""Categories of the training thread's time. The phases of a step sum to its wall time."""
+
+MAX_TIME_NS = 1 << 62
+"""Limit of times that are read from files: more than a century in nanoseconds."""
+MAX_COUNT = 1 << 53
+"""Limit of steps and bytes that are read from files: JSON numbers are exact up to here."""
+_ROW_TYPES = (str, str, str, int, int, int, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +35,28 @@ class Span:
     start: int
     end: int
     bytes: int = 0
+
+    def to_row(self) -> list[Any]:
+        """The span without its rank as plain values, for files and messages that hold the spans of one rank."""
+        return [self.lane, self.name, self.unit, self.step, self.start, self.end, self.bytes]
+
+    @classmethod
+    def from_row(cls, rank: int, row: Sequence[Any]) -> "Span":
+        """The span that `to_row` wrote, from a source that we trust."""
+        return cls(rank, *row)
+
+    @classmethod
+    def from_untrusted_row(cls, rank: int, row: Any) -> "Span":
+        """The same for a file that may hold anything; `ValueError` says what is wrong."""
+        if not isinstance(row, list) or len(row) != len(_ROW_TYPES):
+            raise ValueError("expected a list of seven values")
+        if any(type(value) is not kind for value, kind in zip(row, _ROW_TYPES, strict=True)):
+            raise ValueError("a value has the wrong type")
+        lane, _, _, step, start, end, size = row
+        if lane not in LANES and lane != STEP:
+            raise ValueError("unknown lane")
+        if not -MAX_TIME_NS < start <= end < MAX_TIME_NS:
+            raise ValueError("the end is before the start, or a time is out of range")
+        if not -MAX_COUNT < step < MAX_COUNT or not 0 <= size < MAX_COUNT:
+            raise ValueError("the step or the number of bytes is out of range")
+        return cls(rank, *row)

@@ -13,8 +13,7 @@ from syncline.sim.replay.needs import Steps, is_barrier, needs
 from syncline.sim.replay.starts import Start, ready, starts
 from syncline.sim.replay.thread import STALL, Thread
 from syncline.sim.replay.work import Work, exchange_units, is_beside, meetings, wire_order, works
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import STEP, Span
+from syncline.trace.span import BLOCKED, STEP, Span
 
 OVER, THREAD, START, EMPTY = range(4)
 """Kinds of events, in their order at one moment: work is over, a thread moves on, work starts, empty work is over."""

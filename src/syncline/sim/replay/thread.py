@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncline.sim.replay.work import Work
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import STEP, Span
+from syncline.trace.span import BLOCKED, STEP, Span
 
 STALL, OTHER = "stall", "other"
 _COMPUTE = frozenset({"data", "forward", "backward", "update"})

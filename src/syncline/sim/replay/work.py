@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import Span
+from syncline.trace.span import BLOCKED, Span
 
 _PART = re.compile(r"\[\d+\]$")
 _BESIDE = frozenset({"encode", "exchange", "decode"})

@@ -18,10 +18,9 @@ from syncline.trace.analysis.network import Wire, wire
 from syncline.trace.analysis.overlap import COMPUTE, overlap
 from syncline.trace.analysis.startup import StartUp, start_up
 from syncline.trace.analysis.steps import Prepared, prepare
-from syncline.trace.analysis.timeline import PHASES
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
-from syncline.trace.span import STEP, Span
+from syncline.trace.span import PHASES, STEP, Span
 
 FORMAT = "syncline analysis 1"
 _ROWS = 4000

@@ -6,7 +6,7 @@ from typing import Any
 
 from syncline.stats import mean_or_zero, median_mean_p95
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.span import PHASES
 
 
 @dataclass(frozen=True)

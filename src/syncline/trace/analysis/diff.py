@@ -13,9 +13,8 @@ from syncline.stats import median_mean_p95
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.analysis.steps import prepare
-from syncline.trace.analysis.timeline import PHASES
 from syncline.trace.analysis.units import UnitRow
-from syncline.trace.span import Span
+from syncline.trace.span import PHASES, Span
 
 FORMAT = "syncline diff 1"
 CONFIDENCE = 0.95

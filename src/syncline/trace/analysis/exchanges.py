@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from syncline.stats import median_or_zero, winsorized_mean
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import PHASES
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import Span
+from syncline.trace.span import BLOCKED, PHASES, Span
 
 
 @dataclass(frozen=True, slots=True)

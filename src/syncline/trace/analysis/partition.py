@@ -9,10 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from syncline.trace.analysis.timeline import PHASES, timeline
-from syncline.trace.span import STEP, Span
-
-__all__ = ["PHASES", "partition", "shares", "split_waits"]
+from syncline.trace.analysis.timeline import timeline
+from syncline.trace.span import PHASES, STEP, Span
 
 
 def split_waits(spans: Iterable[Span]) -> list[Span]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import PHASES
+from syncline.trace.span import PHASES
 
 PLANNING = ("replan", "probe")
 """Names of spans in which Syncline measures and plans; they lie in the lane `update`."""

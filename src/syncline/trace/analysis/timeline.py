@@ -8,10 +8,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import Span
+from syncline.trace.span import BLOCKED, PHASES, Span
 
-PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
 _PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
 _PLACE = {lane: place for place, lane in enumerate(_PRIORITY)}
 _RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}

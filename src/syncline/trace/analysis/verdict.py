@@ -6,8 +6,8 @@ from syncline.stats import mean_or_zero, winsorized_mean
 from syncline.trace.analysis.causes import CAUSES, Cause
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.limits import COMPUTE
-from syncline.trace.analysis.timeline import PHASES
 from syncline.trace.analysis.wording import words
+from syncline.trace.span import PHASES
 
 FEWEST = 3
 """Steady steps below which nothing is said."""

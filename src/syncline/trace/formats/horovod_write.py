@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from syncline.trace.blocked import BLOCKED
 from syncline.trace.formats.chrome_events import Event, micros, names, slots
-from syncline.trace.span import STEP, Span
+from syncline.trace.span import BLOCKED, STEP, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"
 _TENSOR_LANES = frozenset({"encode", "exchange", "decode", "wait"})

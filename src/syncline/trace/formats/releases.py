@@ -3,8 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from syncline.trace.blocked import BLOCKED
-from syncline.trace.span import Span
+from syncline.trace.span import BLOCKED, Span
 
 
 def releases(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:

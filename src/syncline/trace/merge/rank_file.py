@@ -16,15 +16,12 @@ from typing import Any, BinaryIO
 from syncline.errors import UsageError
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Merged, Part, merge
-from syncline.trace.span import LANES, STEP, Span
+from syncline.trace.span import MAX_TIME_NS, Span
 
 FORMAT = "syncline spans 1"
 _NAME = re.compile(r"rank(\d+)\.spans\.jsonl\.gz")
 _LONGEST = 1 << 16  # bytes of a line
 _MOST_BYTES, _MOST_SPANS, _MOST_RANKS = 1 << 28, 1_000_000, 1 << 20
-_FAR = 1 << 62  # nanoseconds: more than a century
-_MOST = 1 << 53  # bytes, steps: what a number of JSON holds exactly
-_LANES = frozenset({*LANES, STEP})
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ def write_part(part: Part, folder: Path, *, world_size: int) -> Path:
     temporary = path.with_name(path.name + ".part")
     with gzip.open(temporary, "wt", encoding="utf-8", compresslevel=6) as file:
         file.write(json.dumps(head) + "\n")
-        for s in part.spans:
-            file.write(json.dumps([s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes]) + "\n")
+        for span in part.spans:
+            file.write(json.dumps(span.to_row()) + "\n")
     temporary.replace(path)
     return path
 
@@ -73,7 +70,7 @@ def read_part(path: Path) -> RankFile:
                 trouble = f"ends too early: {len(spans)} of {head['spans']} spans are there"
                 break
             try:
-                spans.append(_span(head["rank"], text))
+                spans.append(Span.from_untrusted_row(head["rank"], _json(text)))
             except ValueError as error:
                 trouble = f"is broken in line {len(spans) + 2} ({error}): {len(spans)} spans are kept"
                 break
@@ -160,22 +157,8 @@ def _is_clock(value: Any) -> bool:
         return True
     if not isinstance(value, dict) or value.keys() != {"offset", "drift", "error", "at"}:
         return False
-    numbers = all(type(number) in (int, float) and abs(number) < _FAR for number in value.values())
+    numbers = all(type(number) in (int, float) and abs(number) < MAX_TIME_NS for number in value.values())
     return numbers and type(value["at"]) is int
-
-
-def _span(rank: int, text: str) -> Span:
-    row = _json(text)
-    kinds = (str, str, str, int, int, int, int)
-    if not isinstance(row, list) or len(row) != len(kinds):
-        raise ValueError("no row of seven values")
-    if any(type(value) is not kind for value, kind in zip(row, kinds, strict=True)):
-        raise ValueError("a value of another kind")
-    if row[0] not in _LANES or not -_FAR < row[4] <= row[5] < _FAR or not 0 <= row[6] < _MOST:
-        raise ValueError("an unknown lane, an end before its start, or no number of bytes that can be")
-    if not -_MOST < row[3] < _MOST:
-        raise ValueError("no step that can be")
-    return Span(rank, *row)
 
 
 def _json(text: str) -> Any:

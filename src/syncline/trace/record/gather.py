@@ -57,7 +57,7 @@ class Seen:
             "recorder": self.recorder,
             "crashed": self.crashed,
             "notes": self.notes,
-            "spans": [[s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes] for s in self.part.spans],
+            "spans": [span.to_row() for span in self.part.spans],
         }
         return gzip.compress(json.dumps(content).encode(), compresslevel=3)
 
@@ -66,7 +66,7 @@ def read_seen(text: bytes) -> Seen:
     """What `Seen.text` wrote."""
     content = json.loads(gzip.decompress(text))
     rank, clock = content["rank"], content["clock"]
-    spans = [Span(rank, *row) for row in content["spans"]]
+    spans = [Span.from_row(rank, row) for row in content["spans"]]
     part = Part(rank, spans, content["host"], None if clock is None else Clock(**clock))
     return Seen(
         part, content["cores"], content["usage"], content["recorder"], content["crashed"], tuple(content["notes"])

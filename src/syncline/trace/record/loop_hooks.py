@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from syncline._compat import after_backward, on_every_backward, on_every_step
+from syncline.trace.record.postprocess import DDP_TAIL
 from syncline.trace.record.recorder import Recorder
 from syncline.trace.record.sampling import Pace, Sampling
 from syncline.trace.span import STEP
 
 BETWEEN = "between steps"
 """The name of `data` spans that were not seen: from the end of a step (or pass) to the next forward."""
-RETURNED = "returned"
-"""The name of what follows DDP's last gradient until `backward` returns; `settled` makes spans of it."""
 
 _MOMENT_S = 0.2
 
@@ -136,7 +135,7 @@ class Watch:
             computed = self.computed
             recorder.add("backward", "backward", start, end if computed is None else computed)
             if computed is not None:
-                recorder.add("backward", RETURNED, computed, end)
+                recorder.add("backward", DDP_TAIL, computed, end)
             self._stepped_from = end
             self._gap = end if isinstance(end, int) else time.perf_counter_ns()
             self.counts["backward"] += 1

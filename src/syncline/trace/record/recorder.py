@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from syncline._compat import raw_stream
-from syncline.trace.blocked import BLOCKED, cut_blocked
 from syncline.trace.record.cpu_time import MOST_STEPS, Usage
-from syncline.trace.span import STEP, Span
+from syncline.trace.record.postprocess import cut_blocked
+from syncline.trace.span import BLOCKED, STEP, Span
 
 _Mark = Any  # an int (host nanoseconds), a torch.cuda.Event, or None where nothing is recorded
 _Row = tuple[str, str, str, int, _Mark, _Mark, int]

@@ -21,7 +21,6 @@ from syncline._compat import on_every_step, replace_function
 from syncline.errors import UsageError
 from syncline.trace.merge.clocks import host
 from syncline.trace.merge.merge import Part
-from syncline.trace.record.cleanup import settled
 from syncline.trace.record.collectives import see_buckets, see_collectives
 from syncline.trace.record.cpu_time import cores
 from syncline.trace.record.data_loader import Loaded
@@ -30,6 +29,7 @@ from syncline.trace.record.hook_overhead import hooks_cost
 from syncline.trace.record.loop_hooks import Watch
 from syncline.trace.record.module_hooks import search, see
 from syncline.trace.record.overhead import facts, unknown
+from syncline.trace.record.postprocess import finish_spans
 from syncline.trace.record.recorder import Recorder, process_recorder
 from syncline.trace.record.sampling import Pace, Sampling
 from syncline.trace.record.sampling_agreement import Agreement, agree
@@ -120,7 +120,7 @@ class Recording:
     def _seen(self, watch: Watch, recorder: Recorder, error: BaseException | None) -> Seen:
         recorder.rank = dist.get_rank() if _together() else self._rank
         every = watch.sampling.used(recorder.step)
-        spans = settled(recorder.spans(), sampled=every > 1)
+        spans = finish_spans(recorder.spans(), sampled=every > 1)
         notes = list(watch.notes)
         try:
             hooks_ns, filed = hooks_cost(watch, device=recorder.device)

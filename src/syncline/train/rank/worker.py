@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def run_rank(
         # An aggregator counts its steps from 0.
         shift = assignment.first_step if rank >= assignment.workers else 0
         record["spans"] = [
-            [s.lane, s.name, s.unit, s.step + shift, s.start, s.end, s.bytes] for s in recorder.spans()
+            replace(span, step=span.step + shift).to_row() for span in recorder.spans()
         ]  # fmt: skip
         record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.whole_from
         record["usage"] = [[step + shift, cpu, delay] for step, cpu, delay in recorder.usage.rows]

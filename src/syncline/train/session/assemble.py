@@ -78,7 +78,7 @@ def assemble(
 
 def _part(record: Mapping[str, Any]) -> Part:
     clock = record.get("clock")
-    spans = [Span(record["rank"], *row) for row in record["spans"]]
+    spans = [Span.from_row(record["rank"], row) for row in record["spans"]]
     return Part(record["rank"], spans, record["boot_id"], None if clock is None else Clock(**clock))
 
 
