@@ -51,7 +51,7 @@ def mostly_frozen(rank: int, world: int, codec: str, partitions: int) -> dict[st
     last_bias.requires_grad_(True)
     before = values(model)
     train(rank, model, optimizer, 3, 6)
-    launches = [len(unit.launches) for unit in sync._units]
+    launches = [len(unit.launches) for unit in sync.units]
     moved = [a != b for a, b in zip(before, values(model), strict=True)]
     kept = sync.state_dict()
     same = all(torch.equal(kept[name], owed[name]) for name in owed if not name.startswith("2.bias"))

@@ -17,19 +17,19 @@ class Ticket:
     marked: list[torch.Tensor] | None = None
 
     def __init__(self) -> None:
-        self.done, self.waits = False, 0
+        self.ended, self.waits = False, 0
 
     def wait(self) -> None:
         self.waits += 1
 
-    def settled(self) -> bool:
-        return self.done
+    def done(self) -> bool:
+        return self.ended
 
 
 def test_one_touch_lets_all_go_that_wait_for_the_same() -> None:
     ticket, tensors = Ticket(), [torch.ones(2) for _ in range(3)]
     assert all(pending.mark(tensor, ticket) for tensor in tensors)
-    ticket.done = True
+    ticket.ended = True
     assert tensors[0].sum() == 2
     assert ticket.waits == 1
     assert [type(tensor) for tensor in tensors] == [torch.Tensor] * 3
@@ -54,7 +54,7 @@ def test_what_waits_for_something_else_by_now_is_left() -> None:
     for tensor in (first, second):
         pending.mark(tensor, before)
     pending.mark(second, after)
-    before.done = True
+    before.ended = True
     assert first.sum() == 2
     assert not pending.is_pending(first)
     assert pending.is_pending(second)
@@ -88,7 +88,7 @@ def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
             for number, parameter in enumerate(parameters):
                 assert pending.mark(parameter, tickets[number % 4])
             for ticket in tickets:
-                ticket.done = True
+                ticket.ended = True
             for parameter in parameters[::5]:
                 pending.touch(parameter)
             for parameter in parameters:
@@ -130,7 +130,7 @@ def test_who_has_waited_takes_no_newer_mark_away(monkeypatch: pytest.MonkeyPatch
         pending.mark(tensor, after)  # another thread has stepped
 
     monkeypatch.setattr(pending, "touch", overtaken)
-    before.done = True
+    before.ended = True
     copy.deepcopy(tensor)
     torch.add(tensor, torch.ones(2))
     monkeypatch.undo()

@@ -10,10 +10,10 @@ from cost_cases import costs
 from model_shapes import mlp, resnet50
 from torch import nn
 
+from syncline.engine.launch.units import Slot
 from syncline.engine.tuning import tuner as auto
 from syncline.engine.tuning.costs import host_of
 from syncline.engine.tuning.profile import Profile
-from syncline.engine.units import Slot
 from syncline.plan import CodecCost, Host, default_plan, scenario
 
 SHORT, LONG = 0.02, 0.05

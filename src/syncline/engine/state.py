@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from syncline import codecs
-from syncline.engine.units import UnitRun
+from syncline.engine.launch.units import UnitRun
 from syncline.errors import UsageError
 
 STEP_KEY = "syncline.step"

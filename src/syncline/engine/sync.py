@@ -29,6 +29,7 @@ from syncline.engine.inflight.buffers import send
 from syncline.engine.inflight.compiled import Compiled
 from syncline.engine.inflight.unused import Usage
 from syncline.engine.launch.batches import Where
+from syncline.engine.launch.units import Exchanged, Slot, UnitRun, units_of
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups, parent_group, timeout_of
 from syncline.engine.setup import agree, first_plan, make_executor, one_device, rounds_in
@@ -36,7 +37,6 @@ from syncline.engine.shutdown import close_at_exit, forget
 from syncline.engine.state import States, flat_state, gathered, read_state
 from syncline.engine.tuning.profile import Profile
 from syncline.engine.tuning.tuner import Auto, allowed_codecs
-from syncline.engine.units import Exchanged, Slot, UnitRun, units_of
 from syncline.errors import UsageError
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
@@ -89,8 +89,8 @@ class Sync:
         self._buffers_sent: Any = None
         self._usage: Usage | None = None
         self._parked: States = {}
-        self._units: list[UnitRun] = []
-        self._slots = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
+        self.units: list[UnitRun] = []
+        self.slots = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
         self._active: list[bool] = []
         self.sentinel = sentinel
         self._sentinel = Sentinel(self)
@@ -101,8 +101,8 @@ class Sync:
             return
         self._syncing = True
         self._held: list[UnitRun] = []
+        self.executor: Any = None
         self.auto = Auto(self, allowed) if allowed is not None or (tune and plan is None) else None
-        self._executor: Any = None
         self._compiled: Any = None
         self._watched = Watched(self)
         try:
@@ -138,7 +138,7 @@ class Sync:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict`; any plan will do. For another world size, see `codecs.reshard`."""
         self.wait()
-        states, self.step = read_state(state, {slot.name: slot.parameter for slot in self._slots})
+        states, self.step = read_state(state, {slot.name: slot.parameter for slot in self.slots})
         self._parked = {n: {k: t.to(self.device) for k, t in s.items()} for n, s in states.items()}
         if self.world > 1:
             self._build(carry=False)
@@ -169,13 +169,13 @@ class Sync:
         if reason is not None and (leave or self._open):
             # Half a backward pass cannot be finished. The others learn why before they see that it fails.
             self._watched.farewell(reason)
-            self._executor.fail(reason)
+            self.executor.fail(reason)
         try:
-            if self._executor.failure is None:
+            if self.executor.failure is None:
                 self.wait()
         finally:
             self._let_go(reason)
-            if self._executor.failure is None:
+            if self.executor.failure is None:
                 self.groups.close()
 
     def _uncount(self) -> None:
@@ -186,7 +186,7 @@ class Sync:
     def _let_go(self, reason: BaseException | None) -> None:
         self._closed = True
         self._uncount()
-        for slot in self._slots:
+        for slot in self.slots:
             for hook in slot.hooks:
                 hook.remove()
         self._release()
@@ -194,8 +194,8 @@ class Sync:
         if self._compiled is not None:
             self._compiled.close()
         self._watched.close(reason)
-        if self._executor is not None:
-            self._executor.close()
+        if self.executor is not None:
+            self.executor.close()
         forget(self)
 
     # -- set-up
@@ -206,11 +206,11 @@ class Sync:
             self.groups.open(0)
             agree(self)
             self._open_groups()
-            self._executor = make_executor(self, workers)
+            self.executor = make_executor(self, workers)
             with torch.no_grad():
                 self.groups.broadcast([p for _, p in self._named] + list(self.model.buffers()))
         self._build()
-        for slot in self._slots:
+        for slot in self.slots:
             self._hook(slot)
         for optimizer in optimizers:
             self._stepper.adopt(optimizer)
@@ -219,16 +219,43 @@ class Sync:
     def _open_groups(self) -> None:
         # One more than the rounds, for the buffers: a group's collectives come in one order.
         self.groups.open(rounds_in(self.plan, self.shapes) + 1)
-        with self.here():
+        with self.on_device():
             # In one order on every rank: with NCCL, connecting communicates.
-            self._links = {
+            self.links = {
                 text: [exchange.connect(text, group) for group in self.groups.rounds[:-1]]
                 for text in sorted({row.exchange for row in self.plan.units})
             }
 
-    def here(self) -> AbstractContextManager[Any]:
+    def on_device(self) -> AbstractContextManager[Any]:
         """The model's device as the current one: a user need not have set it."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def communicating(self, what: str) -> AbstractContextManager[None]:
+        """A context for a communication of the training thread; a lost peer becomes a named error in it."""
+        return self._watched.communicating(what)
+
+    def tell_peers(self, doing: str) -> None:
+        """Say what this rank is doing now; other ranks quote it when this one is lost."""
+        self._watched.doing = doing
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all that is in flight with this error."""
+        if self.executor is not None:
+            self.executor.fail(error)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code reads the parameters, so that their touches cannot be seen."""
+        return bool(self._compiled.entered)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the sentinel has made units dense: they must not be compressed again."""
+        return self._sentinel.fell
+
+    def owes_a_step(self) -> bool:
+        """Whether the last exchange left codec states that an optimizer has still to commit."""
+        return self._stepper.owes_a_step()
 
     def _hook(self, slot: Slot) -> None:
         if slot.hooks or not slot.parameter.requires_grad:
@@ -239,17 +266,17 @@ class Sync:
     def _build(self, *, carry: bool = True) -> None:
         """Units of the parameters that train now; what the others have kept waits for them."""
         states = self._states() if carry else self._parked
-        self._active = [slot.parameter.requires_grad for slot in self._slots]
-        before = self._units if carry else []
-        self._units = units_of(self.plan.units, self._slots, self._links, states, before=before)
-        live = {slot.name for unit in self._units for slot in unit.slots}
+        self._active = [slot.parameter.requires_grad for slot in self.slots]
+        before = self.units if carry else []
+        self.units = units_of(self.plan.units, self.slots, self.links, states, before=before)
+        live = {slot.name for unit in self.units for slot in unit.slots}
         self._parked = {name: tensors for name, tensors in states.items() if name not in live}
         # Where parameters are frozen a unit may have fewer parts than its row says.
-        launches = {(unit.row.name, launch.part): launch for unit in self._units for launch in unit.launches}
+        launches = {(unit.row.name, launch.part): launch for unit in self.units for launch in unit.launches}
         self._order = [launches[part] for part in self.plan.order if part in launches]
 
     def _states(self) -> States:
-        return {**self._parked, **gathered(self._units, {s.name: s.shape for s in self.shapes})}
+        return {**self._parked, **gathered(self.units, {s.name: s.shape for s in self.shapes})}
 
     # -- backward
 
@@ -286,9 +313,9 @@ class Sync:
     def _begin(self) -> None:
         if self._outstanding:
             self._settle()
-        if self._executor.failure is not None:
-            raise self._executor.failure
-        if [slot.parameter.requires_grad for slot in self._slots] != self._active:
+        if self.executor.failure is not None:
+            raise self.executor.failure
+        if [slot.parameter.requires_grad for slot in self.slots] != self._active:
             self._changed()
         self._watched.doing = f"step {self.step}: backward"
         self._open = True
@@ -296,19 +323,19 @@ class Sync:
             self.auto.began(self._active)
         where = Where(self.step, self.rank, self.world, self.seed)
         measure = self._sentinel.due(self.step + 1)
-        for unit in self._units:
+        for unit in self.units:
             unit.begin()
-            unit.exchanged = self._executor.promise()
+            unit.exchanged = self.executor.promise()
             for launch in unit.launches:
                 launch.where, launch.measure = where, measure and bool(unit.codec.feedback)
                 launch.step = self.recorder.step
-        self._executor.begin(self._order)
+        self.executor.begin(self._order)
 
     def _changed(self) -> None:
         """Parameters were frozen or set free since the last pass; every rank must have done the same."""
-        for slot in self._slots:
+        for slot in self.slots:
             self._hook(slot)
-        trained = [slot.name for slot in self._slots if slot.parameter.requires_grad]
+        trained = [slot.name for slot in self.slots if slot.parameter.requires_grad]
         with self._watched.communicating("the list of trained parameters"):
             self.groups.agree("\n".join(trained), "the parameters that require gradients")
         self._build()
@@ -321,7 +348,7 @@ class Sync:
             if grad is not None:
                 pending.mark(grad, ticket)
         if self._profile is None:
-            self._executor.ready(unit)
+            self.executor.ready(unit)
         else:
             self._held.append(unit)
 
@@ -335,11 +362,11 @@ class Sync:
         if not self._open:
             return
         self._queued = False
-        slots = [slot for unit in self._units for slot in unit.slots]
+        slots = [slot for unit in self.units for slot in unit.slots]
         self._usage = Usage(self, slots)
         if not all(slot.fired for slot in slots):
             self._usage.fill()
-            for unit in self._units:
+            for unit in self.units:
                 if unit.missing:
                     unit.missing = 0
                     self._go(unit)
@@ -347,7 +374,7 @@ class Sync:
             self._profile.note("ended")
             with self._profile.issuing("launches"):
                 for unit in self._held:
-                    self._executor.ready(unit)
+                    self.executor.ready(unit)
             self._held = []
         self._open, self._outstanding, self._exchanged = False, True, True
         if self._buffers:
@@ -371,12 +398,12 @@ class Sync:
             self.say("gradients are read between backward and step (clipping, scaling, logging): they are waited for")
 
     def _settle_gradients(self) -> None:
-        for unit in self._units:
+        for unit in self.units:
             unit.exchanged.wait()
 
     def _settle(self) -> None:
         """Wait for all that is in flight, and give every tensor its own class back."""
-        for unit in self._units:
+        for unit in self.units:
             if unit.exchanged is not None:
                 unit.exchanged.wait()
             for promise in unit.updated:
@@ -388,13 +415,13 @@ class Sync:
             self._usage.wait()
             self._usage = None
         self._release()
-        for unit in self._units:
+        for unit in self.units:
             unit.drop()
         self._buffers_sent = None
         self._outstanding = False
 
     def _release(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             pending.release(slot.parameter)
             if slot.grad is not None:
                 pending.release(slot.grad)

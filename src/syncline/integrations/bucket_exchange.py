@@ -16,8 +16,8 @@ from syncline.engine.executors.streams import Streams
 from syncline.engine.executors.threads import Threads
 from syncline.engine.health.errors import Watched
 from syncline.engine.launch.batches import cells_of, rounds_of
+from syncline.engine.launch.units import UnitRun
 from syncline.engine.process_groups import Groups, parent_group, timeout_of
-from syncline.engine.units import UnitRun
 from syncline.errors import UsageError
 from syncline.trace.record.recorder import Recorder, process_recorder
 

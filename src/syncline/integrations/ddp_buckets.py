@@ -13,9 +13,9 @@ from torch.futures import Future
 
 from syncline._compat import GradBucket
 from syncline.engine.launch.batches import Where
+from syncline.engine.launch.units import Slot, UnitRun
 from syncline.engine.shutdown import close_when_gone
 from syncline.engine.state import flat_state, read_state
-from syncline.engine.units import Slot, UnitRun
 from syncline.errors import UsageError
 from syncline.integrations.bucket_exchange import BucketWire
 from syncline.plan import Unit

@@ -149,7 +149,7 @@ class _Engine:
         """Close for the garbage collector, which comes to every rank at another time: no other engine may take these
         process groups over, for the ranks would not take the same."""
         sync = self.sync
-        if sync.world > 1 and not sync._closed and sync._executor.failure is None:
+        if sync.world > 1 and not sync._closed and sync.executor.failure is None:
             sync.wait()
             sync.groups.rounds, sync.groups.control = [], None
         self.close()

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses, raw_stream
 from syncline.engine.health.errors import Watched
-from syncline.engine.launch.run import Launch, carry
-from syncline.engine.units import UnitRun
+from syncline.engine.launch.run import carry
+from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
 
 _LOOK_S = 0.5
@@ -58,7 +58,7 @@ class EventPromise:
         if recorder.enabled:
             recorder.blocked(begin, recorder.mark("forward"))
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether the device has done it."""
         return self.event is not None and bool(self.event.query())
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses
 from syncline.engine.health.errors import Watched
-from syncline.engine.launch.run import Launch, carry
-from syncline.engine.units import UnitRun
+from syncline.engine.launch.run import carry
+from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
 
 _LOOK_S = 0.5
@@ -51,7 +51,7 @@ class Promise:
         if self.error is not None:
             raise self.error
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether it is done."""
         return self._event.is_set() and self.error is None
 
@@ -115,7 +115,7 @@ class Threads:
         """Do `work` when the unit's gradients have arrived."""
         promise = self.promise()
         with self._changed:
-            if unit is not None and unit.exchanged is not None and not unit.exchanged.settled():
+            if unit is not None and unit.exchanged is not None and not unit.exchanged.done():
                 unit.waiting.append((work, promise))
             else:
                 self._due(unit, work, promise)

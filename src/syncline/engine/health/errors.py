@@ -72,8 +72,8 @@ class Watched:
             yield
         except RuntimeError as error:
             explained = self._explain(f": {what}", error)
-            if self._sync._executor is not None:
-                self._sync._executor.fail(explained)
+            if self._sync.executor is not None:
+                self._sync.executor.fail(explained)
             if explained is error:
                 raise
             raise explained from error

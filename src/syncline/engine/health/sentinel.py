@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.engine.launch.run import norm
+from syncline.engine.launch.units import UnitRun
 from syncline.engine.process_groups import flattened, names_of, spread
-from syncline.engine.units import UnitRun
 from syncline.errors import SynclineWarning, UsageError
 from syncline.plan import Plan
 
@@ -63,15 +63,15 @@ class Sentinel:
     def _look(self) -> list[str]:
         sync = self._sync
         sync.wait()
-        kept = [unit for unit in sync._units if unit.codec.feedback]
+        kept = [unit for unit in sync.units if unit.codec.feedback]
         sync._watched.doing = f"step {sync.step}: waiting for the ranks' checksums"
         with sync.recorder.span("update", "sentinel", unit="all"), torch.no_grad():
-            sums = torch.stack([checksum(slot.parameter) for slot in sync._slots])
+            sums = torch.stack([checksum(slot.parameter) for slot in sync.slots])
             norms = [_norms(unit, sync.device) for unit in kept]
             row = torch.cat([sums, *(n.double().view(torch.int64) for n in norms)]).cpu()
             with sync._watched.communicating("the sentinel's checksums"):
                 rows = sync.groups.gather(row)
-            split = len(sync._slots)
+            split = len(sync.slots)
             told = self._replicas(rows[:, :split])
             for at, unit in enumerate(kept):
                 told += self._residual(unit, rows[:, split + 3 * at :][:, :3].contiguous().view(torch.float64))
@@ -83,7 +83,7 @@ class Sentinel:
         values = [tuple(row) for row in sums.tolist()]
         most = max(Counter(values).values())
         source = next(rank for rank, value in enumerate(values) if values.count(value) == most)
-        slots = [slot for slot, bad in zip(sync._slots, (sums != sums[source]).any(0).tolist(), strict=True) if bad]
+        slots = [slot for slot, bad in zip(sync.slots, (sums != sums[source]).any(0).tolist(), strict=True) if bad]
         if not slots:
             return []
         ranks = sync.groups.ranks
@@ -132,8 +132,8 @@ class Sentinel:
         """Replan; a unit whose exchange still waits for the step of another optimizer does so after that."""
         sync = self._sync
         sync.wait()  # `fresh` is cleared by the thread of updates: before this the ranks may see it differently
-        ready = [unit for unit in sync._units if unit.row.name in self._falling and not unit.fresh]
-        self._falling &= {unit.row.name for unit in sync._units if unit.fresh}
+        ready = [unit for unit in sync.units if unit.row.name in self._falling and not unit.fresh]
+        self._falling &= {unit.row.name for unit in sync.units if unit.fresh}
         if not ready:
             return
         self.fell = True

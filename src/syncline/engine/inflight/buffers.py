@@ -30,7 +30,7 @@ def send(sync: "Sync", buffers: Sequence[Tensor]) -> Any:
         sync.recorder.add("exchange", "broadcast", begin, sync.recorder.mark("exchange"), unit="buffers")
 
     # Over Gloo at once, and not behind gradients: the first layers of the next forward need them.
-    sent: Any = Arriving(sync, plain, group) if sync.device.type == "cpu" else sync._executor.after(None, work)
+    sent: Any = Arriving(sync, plain, group) if sync.device.type == "cpu" else sync.executor.after(None, work)
     marked = [pending.mark(b, sent) for b in buffers]
     if not all(marked):
         sent.wait()
@@ -67,6 +67,6 @@ class Arriving:
             recorder.blocked(begin, end)
             recorder.add("exchange", "broadcast", self._begin, end, unit="buffers", step=self._step)
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether they are in place."""
         return self._done

@@ -27,7 +27,7 @@ class Ticket(Protocol):
     def wait(self) -> None:
         """Return when the value may be used (on CUDA: by what the current stream does next); raise if it never will."""
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether nobody needs to wait any more, on any stream."""
 
 
@@ -83,7 +83,7 @@ def touch(tensor: Tensor) -> None:
         return
     ticket = entry[1]
     ticket.wait()
-    if ticket.settled():
+    if ticket.done():
         with _lock:
             marked, ticket.marked = ticket.marked or (), None
             for other in (tensor, *marked):

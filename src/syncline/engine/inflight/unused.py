@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from syncline.engine.units import Slot
+from syncline.engine.launch.units import Slot
 
 if TYPE_CHECKING:
     from syncline.engine.sync import Sync

@@ -5,61 +5,16 @@ The executors drive `carry`: on the CPU in worker threads, on CUDA by putting ev
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from syncline.codecs.ops import finite
-from syncline.engine.launch.batches import Cell, Course, Where, rounds_of
-from syncline.engine.launch.bf16_buffers import Rounded
-from syncline.exchange import Link
+from syncline.engine.launch.batches import Course
+from syncline.engine.launch.units import Launch
 from syncline.trace import Recorder
 
-if TYPE_CHECKING:
-    from syncline.engine.units import UnitRun
-
-Turn = Callable[["Launch", int], AbstractContextManager[None]]
-
-
-@dataclass(eq=False)
-class Launch:
-    """One part of a unit, and what it is doing in the present backward pass."""
-
-    unit: "UnitRun"
-    part: int
-    cells: Sequence[Cell]
-    links: Sequence[Link]
-    """One a round: rounds have process groups of their own, so that no round's order depends on another's."""
-    position: int = 0
-    ready: bool = False
-    where: Where = field(default_factory=lambda: Where(0, 0, 1, 0))
-    step: int = -1
-    """The recorder's step when the backward pass began; a worker may come to it in the next one."""
-    tentative: list[dict[str, Tensor]] | None = None
-    """The states that the last exchange would leave; committed by the optimizer's step."""
-    chain: bool = False
-    """Go on from the tentative states: gradients are being accumulated over several exchanges."""
-    done: bool = False
-    event: Any = None
-    measure: bool = False
-    """Note this pass's norms, for the sentinel."""
-    norms: Tensor | None = None
-    """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
-    rounded: Rounded = field(default_factory=Rounded)
-
-    def __post_init__(self) -> None:
-        self.rounds, self.always = rounds_of(self.cells)
-        name = self.unit.row.name
-        self.label = f"{name}[{self.part}]" if self.unit.row.partitions > 1 else name
-
-    def commit(self) -> None:
-        """Keep what the exchange left."""
-        if self.tentative is not None:
-            for cell, state in zip(self.cells, self.tentative, strict=True):
-                cell.state = state
-            self.tentative = None
+Turn = Callable[[Launch, int], AbstractContextManager[None]]
 
 
 def carry(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from syncline._compat import global_step_hooks
 from syncline.engine.inflight import tickets as pending
+from syncline.engine.launch.units import Slot, UnitRun
 from syncline.engine.optimizer import partial_step as byparts
 from syncline.engine.optimizer.partial_step import Member, WaitingState
-from syncline.engine.units import Slot, UnitRun
 from syncline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Stepper:
             raise UsageError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
         if getattr(optimizer, "_syncline", None) is not None:
             raise UsageError("this optimizer is attached already: close() the first attachment before attaching again")
-        self._slots = {id(slot.parameter): slot for slot in self._sync._slots}
+        self._slots = {id(slot.parameter): slot for slot in self._sync.slots}
         mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._slots]
         if not mine:
             raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
@@ -160,7 +160,7 @@ class Stepper:
         owner = getattr(optimizer, "_syncline", None)
         if owner is sync:
             return False
-        known = {id(slot.parameter) for slot in sync._slots}
+        known = {id(slot.parameter) for slot in sync.slots}
         if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
             return False
         if owner is not None:
@@ -172,7 +172,7 @@ class Stepper:
     def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped all its parameters by itself: keep the states, count the step."""
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for unit in self._sync._units:
+        for unit in self._sync.units:
             if any(id(slot.parameter) in mine for slot in unit.slots):
                 self._commit(unit)
         self._sync._stepped()
@@ -198,13 +198,13 @@ class Stepper:
 
         sync.wait()
         result = original(averaged)
-        for unit in sync._units:
+        for unit in sync.units:
             self._commit(unit)
         sync._stepped()
         return result
 
     def _by_parts(self, optimizer: Any) -> None:
-        self._sync._executor.fence()
+        self._sync.executor.fence()
         at = byparts.settings(optimizer)
         by_unit: dict[UnitRun | None, list[tuple[Slot | None, Member]]] = {}
         for index, group in enumerate(optimizer.param_groups):
@@ -250,7 +250,7 @@ class Stepper:
             byparts.update(optimizer, at, members)
             sync.recorder.add("update", "update", begin, sync.recorder.mark("update"), unit=label, step=step)
 
-        promise = sync._executor.after(unit, work)
+        promise = sync.executor.after(unit, work)
         if unit is not None:
             unit.updated.append(promise)
         else:
@@ -265,7 +265,7 @@ class Stepper:
     def owes_a_step(self) -> bool:
         """Whether the last exchange has left states that an optimizer is still to commit; with nothing in flight."""
         held = {id(p) for optimizer, _ in self._originals for group in optimizer.param_groups for p in group["params"]}
-        for unit in self._sync._units:
+        for unit in self._sync.units:
             left = any(state for launch in unit.launches for state in launch.tentative or ())
             # A parameter that no rank has used, or that is in no optimizer, will not be stepped.
             if unit.fresh and left and any(s.grad is not None and id(s.parameter) in held for s in unit.slots):

@@ -42,7 +42,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None, shap
     `allowed` are the codecs to choose from beside those that always are, None for none.
     """
     table = agreed(sync, profile.table())
-    names = [slot.name for slot in sync._slots]
+    names = [slot.name for slot in sync.slots]
     head, rest = table[:_HEAD], table[_HEAD:]
     plan, values = trained(sync.plan, shapes), sum(shape.values for shape in shapes)
     planned = sorted({row.codec for row in plan.units})
@@ -65,7 +65,7 @@ def measured(sync: "Sync", profile: Profile, allowed: Sequence[str] | None, shap
         carried=_carried(sync, specs, link, matrices, stretch=head[4]) if cpu else {},
         update=Curve(0.0, head[3] / max(1, values)),
         data=head[0],
-        lanes=sync._executor.lanes,
+        lanes=sync.executor.lanes,
         # On the CPU codec work takes the cores that compute wants; a GPU has room beside it, mostly.
         contention=1.0 if cpu else 0.1,
         drag=_drag(sync, link) if cpu else 0.0,
@@ -101,7 +101,7 @@ def measured_link(sync: "Sync") -> Link:
 
 def dense_link(sync: "Sync") -> Any:
     """An all-reduce over one of the job's groups."""
-    links = next(iter(sync._links.values()))
+    links = next(iter(sync.links.values()))
     return links[0] if str(links[0].exchange) == "allreduce" else exchange.connect("allreduce", links[0].group)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline.engine.units import Slot
+from syncline.engine.launch.units import Slot
 
 
 class Noted:
@@ -28,7 +28,7 @@ class Noted:
         """Nothing is in flight."""
         self._profile.touched(self._slot)
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """One touch is enough."""
         return True
 

@@ -97,7 +97,7 @@ class Auto:
     def stepped(self, *, counted: bool) -> None:
         """An optimizer has stepped, the first of its step if that was counted; all ranks are here at the same one."""
         if self._profiled is not None:
-            with self._sync.here():
+            with self._sync.on_device():
                 self._plan_when_all_have_stepped(self._profiled)
         elif counted:
             self._counted()
@@ -109,7 +109,7 @@ class Auto:
             self._times.append(now - self._last)
         self._last = now
         self._steps += 1
-        with sync.here():
+        with sync.on_device():
             if self.choice is None and self._steps == WARM_UP:
                 self._profile()
             elif sync._profile is not None:
@@ -130,7 +130,7 @@ class Auto:
         """The next steps are timed without overlap, and planned from."""
         self._sync.wait()
         self._trained = []
-        self._sync._profile = profile = Profile(self._sync.device, self._sync._slots)
+        self._sync._profile = profile = Profile(self._sync.device, self._sync.slots)
         self._profiling(profile)
 
     def _profiling(self, profile: Profile) -> None:
@@ -141,7 +141,7 @@ class Auto:
             sync._profile, self._profiled = None, profile
             self._plan_when_all_have_stepped(profile)
         elif not sync._compiled.entered:
-            for slot, ticket in zip(sync._slots, tickets, strict=True):
+            for slot, ticket in zip(sync.slots, tickets, strict=True):
                 pending.mark(slot.parameter, ticket)
 
     def _plan_when_all_have_stepped(self, profile: Profile) -> None:

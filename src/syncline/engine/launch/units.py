@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from syncline._compat import storage_users
 from syncline.codecs import build
-from syncline.engine.launch.batches import States, cells_of
-from syncline.engine.launch.run import Launch
+from syncline.engine.launch.batches import Cell, States, Where, cells_of, rounds_of
+from syncline.engine.launch.bf16_buffers import Rounded
 from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Unit
@@ -32,6 +32,45 @@ class Slot:
     grad: Tensor | None = None
     """The object that `parameter.grad` was when its exchange began."""
     hooks: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Launch:
+    """One part of a unit, and what it is doing in the present backward pass."""
+
+    unit: "UnitRun"
+    part: int
+    cells: Sequence[Cell]
+    links: Sequence[Link]
+    """One a round: rounds have process groups of their own, so that no round's order depends on another's."""
+    position: int = 0
+    ready: bool = False
+    where: Where = field(default_factory=lambda: Where(0, 0, 1, 0))
+    step: int = -1
+    """The recorder's step when the backward pass began; a worker may come to it in the next one."""
+    tentative: list[dict[str, Tensor]] | None = None
+    """The states that the last exchange would leave; committed by the optimizer's step."""
+    chain: bool = False
+    """Go on from the tentative states: gradients are being accumulated over several exchanges."""
+    done: bool = False
+    event: Any = None
+    measure: bool = False
+    """Note this pass's norms, for the sentinel."""
+    norms: Tensor | None = None
+    """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
+    rounded: Rounded = field(default_factory=Rounded)
+
+    def __post_init__(self) -> None:
+        self.rounds, self.always = rounds_of(self.cells)
+        name = self.unit.row.name
+        self.label = f"{name}[{self.part}]" if self.unit.row.partitions > 1 else name
+
+    def commit(self) -> None:
+        """Keep what the exchange left."""
+        if self.tentative is not None:
+            for cell, state in zip(self.cells, self.tentative, strict=True):
+                cell.state = state
+            self.tentative = None
 
 
 class UnitRun:
@@ -170,7 +209,7 @@ class Exchanged:
         self._sync._gradient_touched()
         self._unit.exchanged.wait()
 
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether the averaged gradient is there."""
-        done: bool = self._unit.exchanged.settled()
+        done: bool = self._unit.exchanged.done()
         return done

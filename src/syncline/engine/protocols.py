@@ -1,0 +1,169 @@
+"""Protocols between the parts of the engine: `Ticket`, `Executor`, `EngineView`, and `StepObserver` for profiling.
+
+The optimizer, in-flight, tuning and health code sees the engine only through these names. No module of the engine
+imports `sync.py`, but `attach.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from syncline.engine.launch.units import Launch, Slot, UnitRun
+from syncline.engine.process_groups import Groups
+from syncline.exchange import Link
+from syncline.plan import Plan, Shape
+from syncline.trace import Recorder
+
+
+class Ticket(Protocol):
+    """A value that is not there yet: an averaged gradient, an updated parameter, a received buffer."""
+
+    marked: list[Tensor] | None
+    """The tensors whose touches wait for this ticket; None before the first. `inflight/tickets.py` keeps it."""
+
+    def wait(self) -> None:
+        """Return when the value may be used (on CUDA: by what the current stream does next); raise if it never will."""
+
+    def done(self) -> bool:
+        """Whether nobody needs to wait any more, on any stream."""
+
+
+class Executor(Protocol):
+    """Runs launches and updates on a device. Called from the training thread, unless a method says otherwise.
+
+    The order of calls in a step: `begin`, `ready` for every unit, `end_backward`, `begin_updates`, `after` for every
+    unit, `end_updates`.
+    """
+
+    recorder: Recorder
+    lanes: int
+    """How many launches can be on the network at the same time."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error after which nothing is done any more; None while all is well."""
+
+    def begin(self, order: Sequence[Launch]) -> None:
+        """Start a backward pass; its launches run in this order. Makes a ticket for the exchange of every unit."""
+
+    def exchanged(self, unit: UnitRun) -> Ticket | None:
+        """The ticket of a unit's averaged gradients in the current pass; None before the first pass."""
+
+    def ready(self, unit: UnitRun) -> None:
+        """A unit's gradients are complete: its launches may run."""
+
+    def end_backward(self) -> None:
+        """The backward pass is over: `ready` was called for every unit."""
+
+    def begin_updates(self, units: Sequence[UnitRun]) -> None:
+        """An optimizer steps; its updates come after all that the training thread has done so far."""
+
+    def after(self, unit: UnitRun | None, work: Callable[[], None]) -> Ticket:
+        """Do `work` when the unit's gradients have been averaged, at once if `unit` is None."""
+
+    def end_updates(self) -> None:
+        """All updates of this optimizer's step have been handed over."""
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing any more: whoever waits gets this error. From any thread; the first error counts."""
+
+    def close(self) -> None:
+        """End all threads."""
+
+
+class StepObserver(Protocol):
+    """Notes when the parts of a step begin and end, while an executor runs them one after the other (profiling)."""
+
+    def gradient_complete(self, slot: Slot) -> None:
+        """A parameter's gradient was accumulated in a backward pass that will be exchanged."""
+
+    def backward_ended(self) -> None:
+        """The backward pass is over, and nothing was launched yet."""
+
+    def issuing_launches(self) -> AbstractContextManager[None]:
+        """A context; the host's time in it is the time to issue all launches."""
+
+    def updates_begin(self) -> None:
+        """All gradients are averaged; `optimizer.step()` begins."""
+
+    def issuing_update(self) -> AbstractContextManager[None]:
+        """A context; the host's time in it is the time to issue one update."""
+
+    def updates_issued(self) -> None:
+        """All updates were issued, and are waited for now."""
+
+    def updates_done(self) -> None:
+        """All parameters are updated."""
+
+
+class WatchedEngine(Protocol):
+    """An engine whose peers are watched (`health/`); `attach` and the DDP hook are such engines."""
+
+    groups: Groups
+    step: int
+    """Steps taken so far."""
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all that is in flight with this error."""
+
+
+class EngineView(WatchedEngine, Protocol):
+    """The engine as its own parts see it. All methods are for the training thread."""
+
+    model: nn.Module
+    device: torch.device
+    recorder: Recorder
+    rank: int
+    world: int
+    plan: Plan
+    shapes: Sequence[Shape]
+    """All parameters, in the model's order."""
+    slots: Sequence[Slot]
+    """The same parameters at run time."""
+    units: Sequence[UnitRun]
+    """The plan's units of parameters that train now."""
+    links: Mapping[str, list[Link]]
+    """For every exchange in the plan, one link per round of communication."""
+    executor: Executor
+
+    def wait(self) -> None:
+        """Return when nothing is in flight."""
+
+    def replan(self, plan: Plan) -> None:
+        """Continue with another plan; all ranks call this between the same two steps."""
+
+    def say(self, text: str) -> None:
+        """Log a remark for the user, once, on rank 0."""
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """A context in which the model's device is the current one."""
+
+    def communicating(self, what: str) -> AbstractContextManager[None]:
+        """A context for a communication of the training thread; a lost peer becomes a named error in it."""
+
+    def tell_peers(self, doing: str) -> None:
+        """Say what this rank is doing now; other ranks quote it when this one is lost."""
+
+
+class TunableEngine(EngineView, Protocol):
+    """The part of the engine that only tuning needs."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code reads the parameters, so that their touches cannot be seen."""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the sentinel has made units dense: they must not be compressed again."""
+
+    def owes_a_step(self) -> bool:
+        """Whether the last exchange left codec states that an optimizer has still to commit."""
+
+    def profile(self, observer: StepObserver | None) -> None:
+        """Run steps without overlap from now on and report them to `observer`; None: back to normal."""
+
+    def observe_touches(self, tickets: Sequence[Ticket]) -> None:
+        """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""
