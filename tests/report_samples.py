@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from syncline import stats
-from syncline.results.file import SHARES, Results
+from syncline.results.schema import SHARES, Results
 
 S = 36_900_000  # bytes of VGG-11's gradients
 STRATEGIES = {

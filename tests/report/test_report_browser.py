@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_samples as samples
 
+import report_samples as samples
 from syncline.report.write import write_html
-from syncline.results.file import Results
+from syncline.results.schema import Results
 
 pytestmark = pytest.mark.browser
 

@@ -3,12 +3,12 @@
 import io
 
 import pytest
-import report_samples as samples
 from rich.console import Console
 
+import report_samples as samples
 from syncline.report import tables
 from syncline.report.write import print_summary
-from syncline.results.file import Results
+from syncline.results.schema import Results
 
 NAMES = list(samples.STRATEGIES)
 

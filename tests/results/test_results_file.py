@@ -14,6 +14,7 @@ import report_samples as samples
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.results import file as results
+from syncline.results.schema import validate
 
 
 def test_round_trip_through_a_file_and_a_run_folder(tmp_path: Path) -> None:
@@ -87,6 +88,10 @@ BROKEN: list[tuple[list[Any], Any, str]] = [
     (["warnings"], [1], r"warnings\[0\] is a number"),
     (["network"], None, "network is null"),
     (["runs", 0], {"strategy": "x", "status": "crashed"}, "error is missing"),
+    (["runs", 0], {"strategy": "x", "status": "crashed", "error": None}, "error is null, a table is expected"),
+    (["runs", 0, "ranks"], [{"rank": -1}], r"ranks\[0\].rank is -1, at least 0 is expected"),
+    (["runs", 0, "samples_per_s"], "many", "samples_per_s is text, a number or null is expected"),
+    (["network", "emulated"], 1, "network.emulated is a number, true or false is expected"),
     (["runs", 0], {"strategy": "x", "status": "ok"}, "world_size is missing"),
 ]
 
@@ -99,7 +104,7 @@ def test_malformed_places_are_named(path: list[Any], value: Any, says: str) -> N
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(UsageError, match=says):
-        results.validate(made)
+        validate(made)
 
 
 def test_a_config_nested_without_end_is_refused() -> None:
@@ -107,13 +112,26 @@ def test_a_config_nested_without_end_is_refused() -> None:
     for _ in range(200):
         deep = {"a": deep}
     with pytest.raises(UsageError, match="nested"):
-        results.validate(samples.results(config=deep))
+        validate(samples.results(config=deep))
+
+
+RECORDED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    """Every committed file that has the shape of `results.json`."""
+    shaped = [path for path in RECORDED if {"schema", "runs"} <= json.loads(path.read_text()).keys()]
+    assert shaped
+    for path in shaped:
+        read = results.load(path)
+        assert read["runs"]
+        assert all(results.numbers(run["loss"]) for run in read["runs"] if results.ok(run))
 
 
 def test_keys_of_a_later_version_are_kept() -> None:
     made: Any = samples.results()
     made["runs"][0]["plan"] = {"units": 3}
-    assert results.validate(json.loads(json.dumps(made))) == made
+    assert validate(json.loads(json.dumps(made))) == made
 
 
 def test_results_need_neither_jinja_nor_rich() -> None:

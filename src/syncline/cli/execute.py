@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from syncline.results.file import Results, strict
+from syncline.results.file import strict
+from syncline.results.schema import Results
 from syncline.train.config import Config
 from syncline.train.session.torchrun import is_launched
 

@@ -14,6 +14,7 @@ from syncline.cli.execute import print_json
 from syncline.errors import UsageError
 from syncline.report.scaling import Curve, StartUp, curves, start_up
 from syncline.results import file as results_file
+from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.formats.load import TRACE, find, runs
 
@@ -99,7 +100,7 @@ def chosen_steps(text: str) -> tuple[int, int] | None:
     return first, last
 
 
-def _results(folder: Path) -> tuple[results_file.Results | None, list[str]]:
+def _results(folder: Path) -> tuple[Results | None, list[str]]:
     """The results of a run folder; without them an analysis is still one, so what is wrong with them is a note."""
     if not (folder / results_file.FILE_NAME).is_file():
         return None, []

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline import stats
-from syncline.results.file import SHARES, Results, Run, finite, numbers, ok
+from syncline.results.file import finite, numbers, ok
+from syncline.results.schema import SHARES, Results, Run
 
 BASELINE = "single"
 """The strategy others are measured against: one rank, no exchange."""

@@ -20,7 +20,7 @@ from syncline.report.columns import ORDER
 from syncline.report.page import PARTS, page
 from syncline.report.panels import Panel
 from syncline.report.traces import Traces
-from syncline.results.file import Results
+from syncline.results.schema import Results
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "page.css", "charts.css", "diagnosis.css", "timeline.css")

@@ -8,7 +8,8 @@ from syncline.report.figures import one_line
 from syncline.report.remarks import cautions
 from syncline.report.scaling import Curve, StartUp, curves, start_ups
 from syncline.report.verdict import Verdict, headline, verdicts
-from syncline.results.file import SHARES, Rank, Results, Run, finite
+from syncline.results.file import finite
+from syncline.results.schema import SHARES, Rank, Results, Run
 
 PARTS = {
     "data": "data",

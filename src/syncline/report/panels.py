@@ -10,7 +10,8 @@ from syncline.errors import UsageError
 from syncline.report.columns import columns
 from syncline.report.excerpt import LIMIT, excerpt
 from syncline.report.figures import duration, percent
-from syncline.results.file import SHARES, finite
+from syncline.results.file import finite
+from syncline.results.schema import SHARES
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import Source

@@ -3,7 +3,8 @@
 from syncline.report.compare import Row, rows, share, workers
 from syncline.report.figures import duration, one_line, percent, plural, times
 from syncline.report.scaling import DOMINATES, start_up
-from syncline.results.file import SHARES, Results, finite, numbers
+from syncline.results.file import finite, numbers
+from syncline.results.schema import SHARES, Results
 
 
 def cautions(results: Results) -> list[str]:

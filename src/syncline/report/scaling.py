@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from syncline import stats
 from syncline.report.compare import efficiency, labels, speedup, steady, step_median, workers
-from syncline.results.file import Results, Run, finite, numbers, ok
+from syncline.results.file import finite, numbers, ok
+from syncline.results.schema import Results, Run
 
 DOMINATES = 0.5
 """Start-up above this share of the whole run is worth a sentence."""

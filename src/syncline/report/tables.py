@@ -26,7 +26,9 @@ from syncline.report.figures import (
     times,
 )
 from syncline.report.scaling import Curve, curves, start_ups
-from syncline.results.file import Results, Run, Summary, finite, numbers
+from syncline.results.file import finite, numbers
+from syncline.results.schema import Results, Run
+from syncline.stats import Summary
 
 WIDE = 132
 """From this many columns on, the comparison is one table; below, it is two."""

@@ -9,7 +9,7 @@ from syncline.report.compare import labels
 from syncline.report.excerpt import LIMIT
 from syncline.report.figures import one_line, size
 from syncline.report.panels import Panel, folder_label, panel
-from syncline.results.file import Results
+from syncline.results.schema import Results
 from syncline.trace.formats.load import TRACE, find
 
 ALL = 400_000

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from syncline.report.compare import Row, parts_ms, rows, share, workers
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, size, times
 from syncline.report.remarks import remarks
-from syncline.results.file import SHARES, Results, finite
+from syncline.results.file import finite
+from syncline.results.schema import SHARES, Results
 
 PART_NAMES = {
     "data": "loading data",

@@ -8,7 +8,7 @@ from syncline.files import write_text
 from syncline.report.figures import printable
 from syncline.report.remarks import cautions
 from syncline.report.verdict import headline, verdicts
-from syncline.results.file import Results
+from syncline.results.schema import Results
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,150 +1,16 @@
-"""The results file: what a comparison writes (`results.json`) and every report reads.
-
-Times are milliseconds unless the name says `_s`, sizes are bytes, shares and accuracies lie in 0..1. A number
-that does not exist (a loss that overflowed, a figure of a crashed run) is null: the file is strict JSON.
-"""
+"""Reading and writing `results.json`, and small helpers for its numbers."""
 
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any
 
 from syncline.errors import UsageError
 from syncline.files import write_text
-
-SCHEMA = 1
-"""The version this code writes; it reads this one and older ones."""
+from syncline.results.schema import Results, Run, validate
 
 FILE_NAME = "results.json"
-
-SHARES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
-"""The parts of a step, an exclusive partition: on every rank they sum to the step's wall time."""
-
-
-class Summary(TypedDict):
-    """A distribution of step times in ms, the first step left out."""
-
-    median: float | None
-    mean: float | None
-    p95: float | None
-    std: float | None
-    q1: float | None
-    q3: float | None
-    n: int
-
-
-class Failure(TypedDict):
-    """Why a run crashed: the first rank that failed, one line, and its whole traceback."""
-
-    rank: int
-    summary: str
-    traceback: str
-
-
-class Wire(TypedDict):
-    """Where `wire_bytes_per_step` comes from, and what the strategy's formula says (S: bytes of gradients)."""
-
-    measured: bool
-    theory_bytes: float | None
-    formula: str
-
-
-class RankWire(TypedDict):
-    """Bytes one rank sent and received a step, beside the formula's."""
-
-    sent: float | None
-    received: float | None
-    theory_sent: float | None
-    theory_received: float | None
-    measured: bool
-
-
-class Rank(TypedDict, total=False):
-    """One rank's own figures."""
-
-    rank: int
-    node: int
-    host: str
-    step_ms: Summary
-    first_step_ms: float | None
-    loss: list[float | None]
-    step_ms_series: list[float | None]
-    test_accuracy: float | None
-    breakdown: dict[str, float | None]
-    wire: RankWire
-    planned_at: list[int]
-    """Steps that were over when a plan came into use: the first one, and one for each drift."""
-
-
-class Epoch(TypedDict):
-    """One pass over the data."""
-
-    epoch: int
-    train_s: float | None
-    test_s: NotRequired[float | None]
-    loss: NotRequired[float | None]
-
-
-class LinkChange(TypedDict):
-    """From `step` on (counted from 0), the links carry `bandwidth` bits/s; null when nothing shapes them."""
-
-    step: int
-    bandwidth: int | None
-
-
-class Run(TypedDict, total=False):
-    """One strategy at one world size. A crashed run holds `error` and whatever was computed before."""
-
-    strategy: str
-    status: str
-    error: Failure | None
-    world_size: int
-    servers: int
-    nodes: int
-    batch: int
-    step_ms: Summary
-    step_ms_series: list[float | None]
-    first_step_ms: float | None
-    startup_ms: dict[str, float | None]
-    loss: list[float | None]
-    test_accuracy: float | None
-    test_loss: float | None
-    samples_per_s: float | None
-    syncs_per_s: float | None
-    synchronised_bytes: int
-    wire_bytes_per_step: float | None
-    wire: Wire
-    breakdown: dict[str, float | None]
-    epochs: list[Epoch]
-    buffer_divergence: float | None
-    planned_at: list[int]
-    link_changes: list[LinkChange]
-    ranks: list[Rank]
-
-
-class Network(TypedDict):
-    """The links between nodes; `bandwidth` in bits/s, null when nothing shapes them."""
-
-    emulated: bool
-    nodes: int
-    bandwidth: int | None
-    note: NotRequired[str | None]
-    changes: NotRequired[list[LinkChange]]
-
-
-class Results(TypedDict):
-    """The whole file."""
-
-    schema: int
-    syncline: str
-    created: str
-    title: str
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    network: Network
-    warnings: list[str]
-    runs: list[Run]
 
 
 def load(path: str | os.PathLike[str]) -> Results:
@@ -159,7 +25,8 @@ def load(path: str | os.PathLike[str]) -> Results:
     except OSError as error:
         raise UsageError(f"cannot read '{file}': {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"'{file}' is not a results file: {_first_line(error)}") from None
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"'{file}' is not a results file: {first_line}") from None
     return validate(content, name=str(file))
 
 
@@ -169,21 +36,13 @@ def save(results: Results, path: str | os.PathLike[str]) -> None:
     write_text(text, path)
 
 
-def validate(content: Any, *, name: str = "these results") -> Results:
-    """`content` as `Results`, or a `UsageError` that names the first place that is wrong."""
-    from syncline.results.schema import check
-
-    check(content, name=name)
-    return cast(Results, content)
-
-
 def finite(value: Any) -> float | None:
-    """`value` as a float, or None where there is no finite number."""
+    """`value` as a float, or None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of more digits than a float has
+    except OverflowError:  # an integer with more digits than a float has
         return None
 
 
@@ -193,7 +52,7 @@ def numbers(values: Any) -> list[float]:
 
 
 def ok(run: Run) -> bool:
-    """Whether the run went through to its end."""
+    """Whether the run finished."""
     return run.get("status") == "ok"
 
 
@@ -206,7 +65,3 @@ def strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,189 +1,273 @@
-"""Checks that a parsed results file is one of ours: small checkers, composed into the shape of the schema."""
+"""The schema of `results.json` as types, and `validate`, which checks parsed JSON against these types.
 
-from collections.abc import Callable, Mapping
-from typing import Any
+Times are milliseconds unless the name says `_s`, sizes are bytes, shares and accuracies lie in 0..1. A number
+that does not exist (a loss that overflowed, a figure of a crashed run) is null: the file is strict JSON. A key that is
+`NotRequired` may be missing in files of earlier versions; keys that are not listed here are ignored.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypedDict,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from syncline.errors import UsageError
-from syncline.results.file import SCHEMA, SHARES
+from syncline.stats import Summary
 
-Check = Callable[[Any, str], None]
+SCHEMA = 1
+"""The version this code writes; it reads this one and older ones."""
+
+SHARES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
+"""The parts of a step, an exclusive partition: on every rank they sum to the step's wall time."""
+
 _LARGEST = 1e300  # beyond it, arithmetic on two figures would overflow
-_DEEPEST = 32
+_MOST_LEVELS = 32
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The smallest legal value, as an annotation of a type."""
+
+    value: int
+
+
+Count = Annotated[int, Minimum(0)]
+Positive = Annotated[int, Minimum(1)]
+Number = float | None
+Series = list[float | None]
+
+
+class Failure(TypedDict):
+    """Why a run crashed: the first rank that failed, one line, and its whole traceback."""
+
+    rank: int
+    summary: str
+    traceback: NotRequired[str]
+
+
+class Wire(TypedDict, total=False):
+    """The source of `wire_bytes_per_step`, and the strategy's formula for it (S: bytes of gradients)."""
+
+    measured: bool
+    theory_bytes: Number
+    formula: str
+
+
+class RankWire(TypedDict, total=False):
+    """Bytes that one rank sent and received per step, beside those of the formula."""
+
+    sent: Number
+    received: Number
+    theory_sent: Number
+    theory_received: Number
+    measured: bool
+
+
+class Rank(TypedDict, total=False):
+    """The figures of one rank."""
+
+    rank: Required[Count]
+    node: Count
+    host: str
+    step_ms: Summary
+    first_step_ms: Number
+    loss: Series
+    step_ms_series: Series
+    test_accuracy: Number
+    breakdown: dict[str, Number]
+    wire: RankWire
+    planned_at: list[Count]
+    """The steps at which a plan came into use: the first one, and one for each drift."""
+
+
+class Epoch(TypedDict):
+    """One pass over the data."""
+
+    epoch: Count
+    train_s: Number
+    test_s: NotRequired[Number]
+    loss: NotRequired[Number]
+
+
+class LinkChange(TypedDict):
+    """From `step` on (counted from 0), the links carry `bandwidth` bits/s; null means without a limit."""
+
+    step: Count
+    bandwidth: int | None
+
+
+class Run(TypedDict, total=False):
+    """One strategy at one world size. A crashed run has `error` and the figures computed before the crash."""
+
+    strategy: Required[str]
+    status: Required[Literal["ok", "crashed"]]
+    error: Failure | None
+    world_size: Positive
+    servers: Count
+    nodes: Count
+    batch: Positive
+    step_ms: Summary
+    step_ms_series: Series
+    first_step_ms: Number
+    startup_ms: dict[str, Number]
+    loss: Series
+    test_accuracy: Number
+    test_loss: Number
+    samples_per_s: Number
+    syncs_per_s: Number
+    synchronised_bytes: Number
+    wire_bytes_per_step: Number
+    wire: Wire
+    breakdown: dict[str, Number]
+    epochs: list[Epoch]
+    buffer_divergence: Number
+    planned_at: list[Count]
+    link_changes: list[LinkChange]
+    ranks: list[Rank]
+
+
+_REQUIRED_BY_STATUS = {
+    "ok": ("world_size", "step_ms", "loss", "samples_per_s", "breakdown"),
+    "crashed": ("error",),
+}
+
+
+class Network(TypedDict, total=False):
+    """The links between nodes; `bandwidth` in bits/s, null means without a limit."""
+
+    emulated: bool
+    nodes: Count
+    bandwidth: int | None
+    note: str | None
+    changes: list[LinkChange]
+
+
+class Results(TypedDict, total=False):
+    """The whole file."""
+
+    schema: Required[Positive]
+    syncline: str
+    created: str
+    title: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    network: Network
+    warnings: list[str]
+    runs: Required[list[Run]]
 
 
 class _Wrong(Exception):
-    """Where and what; becomes the `UsageError`."""
+    """The first field that does not match its type, in words; becomes the `UsageError`."""
 
 
-def check(content: Any, *, name: str) -> None:
-    """Raise the `UsageError` that names the first place where `content` leaves the schema."""
+def validate(content: Any, *, name: str = "these results") -> Results:
+    """`content` as `Results`, or a `UsageError` that names the first field that is wrong."""
     if not isinstance(content, dict) or "schema" not in content or "runs" not in content:
         raise UsageError(f"{name}: not a Syncline results file (it has no 'schema' and 'runs')")
     version = content["schema"]
-    if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
+    if isinstance(version, int) and version > SCHEMA:
         raise UsageError(
             f"{name}: written by a newer Syncline (schema {version}, this one reads up to {SCHEMA}); upgrade syncline"
         )
     try:
-        _RESULTS(content, "")
+        _check(content, Results, "")
+        for index, run in enumerate(content["runs"]):
+            for key in _REQUIRED_BY_STATUS[run["status"]]:
+                if key not in run:
+                    raise _Wrong(f"runs[{index}].{key} is missing")
+            if run["status"] == "crashed":
+                _check(run["error"], Failure, f"runs[{index}].error")
     except _Wrong as wrong:
         raise UsageError(f"{name} is malformed: {wrong}; run the comparison again to rewrite it") from None
+    return cast(Results, content)
 
 
-def _kind(*types: type, says: str) -> Check:
-    def run(value: Any, path: str) -> None:
-        if (isinstance(value, bool) and bool not in types) or not isinstance(value, types):
-            raise _Wrong(f"{path or 'the file'} is {_describe(value)}, {says} is expected")
-        if isinstance(value, int | float) and abs(value) > _LARGEST and value not in (_INF, -_INF):
-            raise _Wrong(f"{path} is too large a number")
-
-    return run
-
-
-_INF = float("inf")
-_text = _kind(str, says="text")
-_flag = _kind(bool, says="true or false")
-_whole = _kind(int, says="a whole number")
-_number = _kind(int, float, type(None), says="a number or null")
-
-
-def _count(value: Any, path: str) -> None:
-    _whole(value, path)
-    if value < 0:
-        raise _Wrong(f"{path} is negative")
-
-
-def _positive(value: Any, path: str) -> None:
-    _whole(value, path)
-    if value < 1:
-        raise _Wrong(f"{path} is {value}, at least 1 is expected")
-
-
-def _status(value: Any, path: str) -> None:
-    if value not in ("ok", "crashed"):
-        raise _Wrong(f"{path} is {_describe(value)}, 'ok' or 'crashed' is expected")
-
-
-def _optional(inner: Check) -> Check:
-    return lambda value, path: None if value is None else inner(value, path)
-
-
-def _each(inner: Check) -> Check:
-    def run(value: Any, path: str) -> None:
-        _kind(list, says="a list")(value, path)
+def _check(value: Any, kind: Any, path: str) -> None:
+    """Raise `_Wrong` where `value`, found at `path`, does not match the type `kind`."""
+    allowed = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    matching = next((one for one in allowed if _matches(value, one)), None)
+    if matching is None:
+        expected = " or ".join(_expected(one) for one in allowed)
+        raise _Wrong(f"{path or 'the file'} is {_describe(value)}, {expected} is expected")
+    if isinstance(value, int | float) and _LARGEST < abs(value) < float("inf"):
+        raise _Wrong(f"{path} is too large a number")
+    arguments = get_args(matching)
+    if is_typeddict(matching):
+        _check_table(value, matching, f"{path}." if path else "")
+    elif get_origin(matching) is list:
         for index, item in enumerate(value):
-            inner(item, f"{path}[{index}]")
-
-    return run
-
-
-def _table(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    def run(value: Any, path: str) -> None:
-        _kind(dict, says="a table")(value, path)
-        dot = f"{path}." if path else ""
-        for key in required:
-            if key not in value:
-                raise _Wrong(f"{dot}{key} is missing")
-        for key, inner in {**required, **(optional or {})}.items():
-            if key in value:
-                inner(value[key], f"{dot}{key}")
-
-    return run
+            _check(item, arguments[0], f"{path}[{index}]")
+    elif get_origin(matching) is dict and arguments[1] is Any:
+        _check_depth(value, path)
+    elif get_origin(matching) is dict:
+        for key, item in value.items():
+            _check(item, arguments[1], f"{path}.{key}")
+    elif get_origin(matching) is Annotated and value < arguments[1].value:
+        raise _Wrong(f"{path} is {value}, at least {arguments[1].value} is expected")
 
 
-def _shallow(value: Any, path: str) -> None:
-    _kind(dict, says="a table")(value, path)
-    level = [value]
-    for _ in range(_DEEPEST):
+def _check_table(value: dict[str, Any], kind: Any, prefix: str) -> None:
+    for key in sorted(kind.__required_keys__ - value.keys(), key=list(_fields(kind)).index):
+        raise _Wrong(f"{prefix}{key} is missing")
+    for key, inner in _fields(kind).items():
+        if key in value:
+            _check(value[key], inner, f"{prefix}{key}")
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of a TypedDict's keys, without `Required` and `NotRequired`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {k: get_args(h)[0] if get_origin(h) in (Required, NotRequired) else h for k, h in hints.items()}
+
+
+def _check_depth(value: dict[str, Any], path: str) -> None:
+    level: list[Any] = [value]
+    for _ in range(_MOST_LEVELS):
         level = [i for v in level for i in (v.values() if isinstance(v, dict) else v) if isinstance(i, dict | list)]
         if not level:
             return
-    raise _Wrong(f"{path} is nested more than {_DEEPEST} deep")
+    raise _Wrong(f"{path} is nested more than {_MOST_LEVELS} deep")
 
 
-def _run(value: Any, path: str) -> None:
-    _RUN(value, path)
-    if value["status"] == "ok":
-        _OK(value, path)
-    else:
-        _table({"error": _FAILURE})(value, path)
+def _matches(value: Any, kind: Any) -> bool:
+    """Whether `value` is of the outermost type of `kind`, its content not looked at."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    outer = _outer(kind)
+    if isinstance(value, bool) and outer is not bool:
+        return False
+    return isinstance(value, int | float if outer is float else outer)
+
+
+def _outer(kind: Any) -> type:
+    if is_typeddict(kind):
+        return dict
+    origin = get_origin(kind)
+    made: type = get_args(kind)[0] if origin is Annotated else origin or kind
+    return made
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(_outer(kind)) or _NAMES[_outer(kind)]
 
 
 def _describe(value: Any) -> str:
-    names = {str: "text", bool: "a flag", int: "a number", float: "a number", list: "a list", dict: "a table"}
-    return names.get(type(value), "null")
+    return {bool: "a flag", int: "a number", float: "a number"}.get(type(value)) or _NAMES[type(value)]
 
 
-_SUMMARY = _table(
-    dict.fromkeys(("median", "mean", "p95"), _number), {"n": _count} | dict.fromkeys(("std", "q1", "q3"), _number)
-)
-_SERIES = _each(_number)
-_PARTS = _table({}, dict.fromkeys(SHARES, _number))
-_FAILURE = _table({"rank": _whole, "summary": _text}, {"traceback": _text})
-_WIRE = _table({}, {"measured": _flag, "theory_bytes": _number, "formula": _text})
-_RANK = _table(
-    {"rank": _count},
-    {
-        "node": _count,
-        "host": _text,
-        "step_ms": _SUMMARY,
-        "first_step_ms": _number,
-        "loss": _SERIES,
-        "step_ms_series": _SERIES,
-        "test_accuracy": _number,
-        "breakdown": _PARTS,
-        "planned_at": _each(_count),
-        "wire": _table(
-            {}, {"measured": _flag} | dict.fromkeys(("sent", "received", "theory_sent", "theory_received"), _number)
-        ),
-    },
-)
-_CHANGES = _each(_table({"step": _count, "bandwidth": _number}))
-_EPOCH = _table({"epoch": _count, "train_s": _number}, {"test_s": _number, "loss": _number})
-_RUN = _table(
-    {"strategy": _text, "status": _status},
-    {
-        "error": _optional(_FAILURE),
-        "world_size": _positive,
-        "servers": _count,
-        "nodes": _count,
-        "batch": _positive,
-        "step_ms": _SUMMARY,
-        "step_ms_series": _SERIES,
-        "startup_ms": _kind(dict, says="a table"),
-        "loss": _SERIES,
-        "synchronised_bytes": _number,
-        "wire": _WIRE,
-        "breakdown": _PARTS,
-        "epochs": _each(_EPOCH),
-        "planned_at": _each(_count),
-        "link_changes": _CHANGES,
-        "ranks": _each(_RANK),
-    }
-    | dict.fromkeys(("first_step_ms", "test_accuracy", "test_loss", "samples_per_s", "syncs_per_s"), _number)
-    | dict.fromkeys(("wire_bytes_per_step", "buffer_divergence"), _number),
-)
-_OK = _table(
-    {"world_size": _positive, "step_ms": _SUMMARY, "loss": _SERIES, "samples_per_s": _number, "breakdown": _PARTS}
-)
-_RESULTS = _table(
-    {"schema": _positive, "runs": _each(_run)},
-    {
-        "syncline": _text,
-        "created": _text,
-        "title": _text,
-        "config": _shallow,
-        "environment": _shallow,
-        "network": _table(
-            {},
-            {
-                "emulated": _flag,
-                "nodes": _count,
-                "bandwidth": _number,
-                "note": _optional(_text),
-                "changes": _CHANGES,
-            },
-        ),
-        "warnings": _each(_text),
-    },
-)
+_NAMES = {str: "text", list: "a list", dict: "a table", NoneType: "null"}

@@ -9,7 +9,7 @@ import torch
 from syncline.cluster.nodes import Cluster, parse_link_bandwidth
 from syncline.cluster.quantities import format_bandwidth
 from syncline.errors import UsageError
-from syncline.results.file import LinkChange
+from syncline.results.schema import LinkChange
 from syncline.train.config import Config
 
 

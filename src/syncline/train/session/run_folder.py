@@ -18,7 +18,7 @@ from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.report.write import write_html
 from syncline.results import file as results_file
-from syncline.results.file import Results
+from syncline.results.schema import Results
 from syncline.train.config import Config
 
 _DESCRIPTIONS = ("config.json", "versions.json")

@@ -17,7 +17,7 @@ from syncline._compat import FileStore
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, Report, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
-from syncline.results.file import SCHEMA, Results
+from syncline.results.schema import SCHEMA, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import CHECKPOINTS, Config, Train

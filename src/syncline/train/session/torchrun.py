@@ -17,7 +17,7 @@ from typing import Any
 from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
 from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
 from syncline.errors import RankFailure, UsageError
-from syncline.results.file import Results
+from syncline.results.schema import Results
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import Config
 from syncline.train.rank.worker import Assignment, run_rank
