@@ -105,10 +105,10 @@ def _rank(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=3))
     peers = Peers(store, rank=rank, world=world, **{"timeout": 3.0, "period": PERIOD, **options})
     if apart:
-        peers._here = replace(peers._here, machine=f"machine {rank}")
+        peers._own = replace(peers._own, machine=f"machine {rank}")
     peers.start()
     until = time.monotonic() + 40
-    while len(peers._who) < world - 1:
+    while len(peers._processes) < world - 1:
         assert time.monotonic() < until
         time.sleep(0.01)
     pipe.send("ready")
@@ -139,11 +139,11 @@ def _do_all_reduce(peers: Any, pipe: Connection) -> tuple[str, tuple[int, ...], 
     raise AssertionError("the exchange did not fail")
 
 
-def _do_raised(peers: Any, pipe: Connection, seconds: float) -> str | None:
+def _do_alarm_text(peers: Any, pipe: Connection, seconds: float) -> str | None:
     until = time.monotonic() + seconds
-    while peers.raised() is None and time.monotonic() < until:
+    while peers.alarm_text() is None and time.monotonic() < until:
         time.sleep(0.01)
-    return peers.raised()
+    return peers.alarm_text()
 
 
 def _do_sleep(peers: Any, pipe: Connection, seconds: float) -> None:
@@ -151,8 +151,8 @@ def _do_sleep(peers: Any, pipe: Connection, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _do_farewell(peers: Any, pipe: Connection, *reason: Any) -> None:
-    peers.farewell(*reason)
+def _do_leave(peers: Any, pipe: Connection, *reason: Any) -> None:
+    peers.leave(*reason)
 
 
 def _do_close(peers: Any, pipe: Connection) -> float:

@@ -199,7 +199,7 @@ def test_a_stopped_rank_is_named_by_all_others() -> None:
 def test_a_stuck_rank_is_named_by_all_others() -> None:
     told, (_, codes) = lose(None, "sleep", 3)
     assert told[ODD][0][0] == "fired"
-    check_survivors(told, codes, "is alive but has not come", within=TIMEOUT + GRACE)
+    check_survivors(told, codes, "is alive but has not joined", within=TIMEOUT + GRACE)
 
 
 @pytest.mark.parametrize("caught", [True, False])

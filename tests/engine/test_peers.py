@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from peer_helpers import PERIOD, process_letter, ranks
 
-from syncline.engine.health.heartbeat import Beat, Sight, Who, judge, process_state, this_process
+from syncline.engine.health.heartbeat import Heartbeat, Observation, RankProcess, diagnose, process_state, this_process
 from syncline.engine.health.peers import Peers
 from syncline.errors import PeerError
 
@@ -48,12 +48,12 @@ def test_a_lost_rank_is_named_at_once_where_it_shares_the_machine(fault, tcp):
 
 
 def test_a_lost_rank_of_another_machine_is_named_by_its_silence():
-    with ranks(3, tcp=True, apart=True, names=[4, 5, 7], holder=4) as made:
+    with ranks(3, tcp=True, apart=True, global_ranks=[4, 5, 7], holder=4) as made:
         _all_doing(made)
         made[2].stop()
         text, lost, took = made[0].ask("explain", None, 0.5)
         assert lost == (7,)
-        assert re.search(r"rank 7 \(.*\) is stopped or dead: no heartbeat in the 0\.\d s that this rank looked", text)
+        assert re.search(r"rank 7 \(.*\) is stopped or dead: no heartbeat in the 0\.\d s that this rank watched", text)
         assert text.endswith(f"doing: {WAITS}")
         assert 1.5 * PERIOD < took < 2 * PERIOD + 0.5 + 0.5
         assert made[1].ask("explain")[:2] == (f"{text} (found by rank 4)", (7,))
@@ -71,7 +71,7 @@ def test_every_survivor_of_a_real_exchange_names_the_killed_rank():
             assert "is dead" in text
 
 
-def test_a_rank_stuck_in_user_code_is_alive_but_has_not_come():
+def test_a_rank_stuck_in_user_code_is_alive_but_has_not_joined():
     with ranks(3) as made:
         _all_doing(made)
         made[2].ask("doing", "step 11: forward")
@@ -80,7 +80,7 @@ def test_a_rank_stuck_in_user_code_is_alive_but_has_not_come():
         assert process_letter(made[2].process.pid) in "SR"
         assert not made[2].pipe.poll(0)
         assert lost == (2,)
-        assert text.endswith("is alive but has not come: it is at 'step 11: forward' (stuck in user code?)")
+        assert text.endswith("is alive but has not joined: it is at 'step 11: forward' (stuck in user code?)")
 
 
 def test_a_failed_exchange_of_living_ranks_passes_the_cause_on():
@@ -96,8 +96,8 @@ def test_a_failed_exchange_of_living_ranks_passes_the_cause_on():
 def test_a_rank_that_ends_with_an_error_says_why_and_others_fail_at_once():
     with ranks(3) as made:
         _all_doing(made)
-        made[2].ask("farewell", ValueError("bad batch"))
-        heard = made[1].ask("raised", 5)
+        made[2].ask("leave", ValueError("bad batch"))
+        heard = made[1].ask("alarm_text", 5)
         assert re.match(
             r"rank 2 raised the alarm: rank 2 \(.*\) ended with ValueError: bad batch, doing: step 12", heard
         )
@@ -114,7 +114,7 @@ def test_a_rank_that_closes_is_not_dead_and_raises_no_alarm():
         _all_doing(made)
         made[1].ask("close")
         made[1].kill()
-        assert made[0].ask("raised", 0.5) is None
+        assert made[0].ask("alarm_text", 0.5) is None
         text, lost, _ = made[0].ask("explain")
         assert lost == (1,)
         assert text.endswith(f"ended on purpose, doing: {WAITS}")
@@ -124,11 +124,11 @@ def test_a_rank_that_left_because_of_another_is_not_blamed():
     with ranks(3) as made:
         _all_doing(made)
         made[2].ask("doing", "step 11: forward")
-        made[1].ask("farewell", PeerError("rank 2 did not come", ranks=[2]))
+        made[1].ask("leave", PeerError("rank 2 did not come", ranks=[2]))
         made[1].kill()
         text, lost, _ = made[0].ask("explain")
         assert lost == (2,)
-        assert "has not come" in text
+        assert "has not joined" in text
 
 
 @pytest.mark.parametrize(("fault", "apart"), [("kill", False), ("stop", False), ("kill", True)])
@@ -145,7 +145,7 @@ def test_the_rank_that_holds_the_store_is_named_when_the_store_is_gone(fault, ap
             )
             assert ("likely lost" in text) == apart
             assert took < 2 * PERIOD + 1.0 + 0.5
-        heard = made[1].ask("raised", 5)
+        heard = made[1].ask("alarm_text", 5)
         assert re.match(r"the store does not answer \(.*\): rank 0 \(it holds the store\) is likely lost", heard)
         assert made[2].ask("close") < 3
 
@@ -155,7 +155,7 @@ def test_an_alarm_reaches_a_rank_that_was_not_waiting():
         _all_doing(made[:2])
         made[1].ask("doing", "step 12: backward")
         made[2].kill()
-        made[1].tell("raised", 10)
+        made[1].tell("alarm_text", 10)
         first, _, _ = made[0].ask("explain")
         heard = made[1].hear()
         assert heard == "rank 0 raised the alarm: " + first.removeprefix("unit 'fc1' of step 12: ")
@@ -171,18 +171,18 @@ def test_two_groups_in_one_process_do_not_hear_each_other_and_leave_no_thread():
     a.start()
     b.start()
     assert len(_threads()) == 2
-    a.alarm("trouble")
+    a.raise_alarm("trouble")
     time.sleep(0.2)
-    assert a.raised() == "rank 0 raised the alarm: trouble"
-    assert b.raised() is None
+    assert a.alarm_text() == "rank 0 raised the alarm: trouble"
+    assert b.alarm_text() is None
     for peers in (a, b, a):
         peers.close()
     assert _threads() == []
-    assert "has closed its exchange: OSError: late" in str(b.explain("unit", OSError("late")))
+    assert "has closed its engine: OSError: late" in str(b.explain("unit", OSError("late")))
     again = Peers(store, rank=0, world=1, timeout=1, prefix="a")  # the alarm of the first one is history
     again.start()
     time.sleep(0.1)
-    assert again.raised() is None
+    assert again.alarm_text() is None
     again.close()
     assert _threads() == []
 
@@ -219,41 +219,43 @@ def test_a_process_that_fails_says_so_by_itself_when_it_exits(monkeypatch):
 HERE = this_process()
 
 
-def _sight(doing, *, advanced=True, process=None, doing_before=None, **fields):
-    first = Beat(1, doing_before or doing, 0.0)
-    return Sight(first, Beat(2 if advanced else 1, doing, 0.0, **fields), None, process)
+def _seen(doing, *, advanced=True, process=None, doing_before=None, **fields):
+    first = Heartbeat(1, doing_before or doing, 0.0)
+    return Observation(first, Heartbeat(2 if advanced else 1, doing, 0.0, **fields), None, process)
 
 
 @pytest.mark.parametrize(
-    ("sights", "kind", "lost", "part"),
+    ("seen", "kind", "lost", "part"),
     [
-        ({1: _sight(WAITS), 2: Sight(None, None)}, "lost", (2,), "never came"),
-        ({1: _sight(WAITS), 2: _sight("step 12: forward")}, "behind", (2,), "stuck in user code"),
-        ({1: _sight("step 9: a", doing_before="step 8: b")}, "behind", (1,), "moves on (slow?)"),
-        ({1: _sight("step 9: a", doing_before="step 8: b"), 2: _sight("step 9: c")}, "behind", (2,), "stuck"),
-        ({1: _sight("step 11: a"), 2: _sight(WAITS, advanced=False)}, "lost", (2,), "is stopped or dead"),
-        ({1: _sight(WAITS, advanced=False, process="running")}, "behind", (1,), "holds the GIL"),
+        ({1: _seen(WAITS), 2: Observation(None, None)}, "lost", (2,), "never joined"),
+        ({1: _seen(WAITS), 2: _seen("step 12: forward")}, "behind", (2,), "stuck in user code"),
+        ({1: _seen("step 9: a", doing_before="step 8: b")}, "behind", (1,), "makes progress (slow?)"),
+        ({1: _seen("step 9: a", doing_before="step 8: b"), 2: _seen("step 9: c")}, "behind", (2,), "stuck"),
+        ({1: _seen("step 11: a"), 2: _seen(WAITS, advanced=False)}, "lost", (2,), "is stopped or dead"),
+        ({1: _seen(WAITS, advanced=False, process="running")}, "behind", (1,), "holds the GIL"),
         (
-            {1: _sight("step 13: forward"), 2: _sight("step 12: waiting for 'fc2'")},
+            {1: _seen("step 13: forward"), 2: _seen("step 12: waiting for 'fc2'")},
             "unknown",
             (),
             "all ranks are alive",
         ),
-        ({1: _sight("step 11: forward", failed=True)}, "unknown", (), "all ranks are alive"),
-        ({1: _sight(WAITS, failed=True, end="PeerError: x")}, "lost", (1,), "ended with PeerError"),
-        ({1: _sight(WAITS, advanced=False), 2: _sight(WAITS, end="")}, "lost", (1, 2), "; rank 2 ended on purpose"),
+        ({1: _seen("step 11: forward", failed=True)}, "unknown", (), "all ranks are alive"),
+        ({1: _seen(WAITS, failed=True, end="PeerError: x")}, "lost", (1,), "ended with PeerError"),
+        ({1: _seen(WAITS, advanced=False), 2: _seen(WAITS, end="")}, "lost", (1, 2), "; rank 2 ended on purpose"),
     ],
 )
-def test_the_verdict(sights, kind, lost, part):
-    verdict = judge(WAITS, sights, name=lambda rank: rank, here=HERE, now=1.0, looked=2.0)
-    assert (verdict.kind, verdict.ranks) == (kind, lost)
-    assert part in verdict.text
+def test_the_diagnosis(seen, kind, lost, part):
+    found = diagnose(WAITS, seen, global_rank=lambda rank: rank, own=HERE, now=1.0, watched=2.0)
+    assert (found.kind, found.ranks) == (kind, lost)
+    assert part in found.text
 
 
 def test_the_state_of_a_process_of_this_machine():
     assert process_state(HERE, HERE) == "running"
-    assert process_state(Who(HERE.host, HERE.pid, HERE.born + 1, HERE.machine), HERE) == "gone"  # the pid came again
-    assert process_state(Who("far", HERE.pid, HERE.born, "another"), HERE) is None
+    assert (
+        process_state(RankProcess(HERE.host, HERE.pid, HERE.started + 1, HERE.machine), HERE) == "gone"
+    )  # the pid came again
+    assert process_state(RankProcess("far", HERE.pid, HERE.started, "another"), HERE) is None
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert process_state(Who(HERE.host, ended.pid, 0, HERE.machine), HERE) == "gone"
+    assert process_state(RankProcess(HERE.host, ended.pid, 0, HERE.machine), HERE) == "gone"

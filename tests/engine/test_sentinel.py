@@ -169,7 +169,7 @@ def test_a_residual_that_explodes_ends_in_dense_and_is_paid() -> None:
         assert len(d["seen"][4]) == 2
         assert "unit '0' (test_sentinel:runaway) holds back" in d["seen"][4][0]
         assert "on ranks 0, 1 (the limit is 1000 times it)" in d["seen"][4][0]
-        assert "is paid with the next gradient" in d["seen"][4][0]
+        assert "is sent with the next gradient" in d["seen"][4][0]
         assert d["codecs"] == ["none", "none"]
         assert d["left"] == [], "nothing is owed any more"
         assert d["step"] == 8

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from syncline import exchange
 from syncline._compat import after_backward, in_nested_backward
-from syncline.engine.health.errors import Watched
+from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.health.sentinel import Sentinel
 from syncline.engine.inflight import tickets as pending
 from syncline.engine.inflight.buffers import send
@@ -77,7 +77,7 @@ class Sync:
         self.device = one_device([p for _, p in self._named])
         self.recorder = recorder or process_recorder(self.device)
         self._counted = recorder is None
-        self.shapes = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
+        self.shapes: Sequence[Shape] = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
         allowed = None if compress is None else allowed_codecs(compress, device=self.device.type)
         self.plan = first_plan(
             plan, self.shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=self.world
@@ -89,11 +89,11 @@ class Sync:
         self._buffers_sent: Any = None
         self._usage: Usage | None = None
         self._parked: States = {}
-        self.units: list[UnitRun] = []
-        self.slots = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
+        self.units: Sequence[UnitRun] = []
+        self.slots: Sequence[Slot] = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
         self._active: list[bool] = []
         self.sentinel = sentinel
-        self._sentinel = Sentinel(self)
+        self._sentinel = Sentinel(self, every=sentinel)
         self._stepper = Stepper(self, update)
         self.auto: Auto | None = None
         self._profile: Profile | None = None
@@ -104,7 +104,7 @@ class Sync:
         self.executor: Any = None
         self.auto = Auto(self, allowed) if allowed is not None or (tune and plan is None) else None
         self._compiled: Any = None
-        self._watched = Watched(self)
+        self._watched = PeerMonitor(self)
         try:
             self._start(optimizers, workers)
         except BaseException as error:
@@ -168,7 +168,7 @@ class Sync:
             return
         if reason is not None and (leave or self._open):
             # Half a backward pass cannot be finished. The others learn why before they see that it fails.
-            self._watched.farewell(reason)
+            self._watched.leave(reason)
             self.executor.fail(reason)
         try:
             if self.executor.failure is None:
@@ -221,7 +221,7 @@ class Sync:
         self.groups.open(rounds_in(self.plan, self.shapes) + 1)
         with self.on_device():
             # In one order on every rank: with NCCL, connecting communicates.
-            self.links = {
+            self.links: Mapping[str, list[exchange.Link]] = {
                 text: [exchange.connect(text, group) for group in self.groups.rounds[:-1]]
                 for text in sorted({row.exchange for row in self.plan.units})
             }
@@ -251,7 +251,7 @@ class Sync:
     @property
     def fell_back(self) -> bool:
         """Whether the sentinel has made units dense: they must not be compressed again."""
-        return self._sentinel.fell
+        return self._sentinel.fell_back
 
     def owes_a_step(self) -> bool:
         """Whether the last exchange left codec states that an optimizer has still to commit."""
@@ -432,7 +432,7 @@ class Sync:
         """An optimizer has stepped, or has scheduled its updates."""
         counted, self._exchanged = self._exchanged, False
         self.step += counted
-        self._sentinel.stepped(counted=counted)
+        self._sentinel.after_optimizer_step(first=counted)
         if self.auto is not None:
             self.auto.stepped(counted=counted)
         self._watched.doing = f"step {self.step}: forward"

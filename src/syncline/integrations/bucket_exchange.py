@@ -5,7 +5,7 @@ when the last has come. Otherwise the executors are the engine's.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,21 +14,18 @@ from torch.futures import Future
 from syncline import codecs, exchange
 from syncline.engine.executors.streams import Streams
 from syncline.engine.executors.threads import Threads
-from syncline.engine.health.errors import Watched
+from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.launch.batches import cells_of, rounds_of
 from syncline.engine.launch.units import UnitRun
 from syncline.engine.process_groups import Groups, parent_group, timeout_of
 from syncline.errors import UsageError
 from syncline.trace.record.recorder import Recorder, process_recorder
 
-if TYPE_CHECKING:
-    from syncline.engine.sync import Sync
-
 
 class _Threads(Threads):
     """Worker threads that get launches one by one, and set a future when one is done."""
 
-    def __init__(self, recorder: Recorder, *, watched: Watched, cut: Callable[[], None]) -> None:
+    def __init__(self, recorder: Recorder, *, watched: PeerMonitor, cut: Callable[[], None]) -> None:
         self._futures: set[Future[Tensor]] = set()
         super().__init__(recorder, watched=watched, cut=cut)
 
@@ -67,7 +64,7 @@ class _Threads(Threads):
 class _Streams(Streams):
     """Side streams that get launches one by one; the future's waiters are ordered behind them."""
 
-    def __init__(self, recorder: Recorder, device: torch.device, *, watched: Watched) -> None:
+    def __init__(self, recorder: Recorder, device: torch.device, *, watched: PeerMonitor) -> None:
         super().__init__(recorder, device, watched=watched)
         self._delivery = torch.cuda.Stream(device, priority=-1)
 
@@ -106,14 +103,18 @@ class BucketWire:
         usual = cells_of(self.codec, ("matrix", "vector"), ((64, 64), (64,)), 1)
         self.open(rounds_of(usual[0])[0])
         self.groups.agree(f"{self.codec} {self.carrier} {seed}", "the hooks' settings")
-        # It needs groups and a step, which this has as an engine does.
-        self._watched = Watched(cast("Sync", self))
+        self._watched = PeerMonitor(self)
 
     def open(self, rounds: int) -> None:
         """Have links for so many rounds; all ranks ask alike."""
         self.groups.open(rounds)
         links = self.links[self.carrier]
         links += [exchange.connect(self.carrier, group) for group in self.groups.rounds[len(links) :]]
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all that is in flight with this error."""
+        if self._executor is not None:
+            self._executor.fail(error)
 
     def begin(self, device: torch.device) -> None:
         """A backward pass starts."""

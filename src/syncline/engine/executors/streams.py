@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline._compat import NoSubclasses, raw_stream
-from syncline.engine.health.errors import Watched
+from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.launch.run import carry
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
@@ -67,7 +67,7 @@ class Streams:
     """Side streams over the launches of a backward pass, issued in order."""
 
     def __init__(
-        self, recorder: Recorder, device: torch.device, *, watched: Watched, streams: int = 6, updates: int = 4
+        self, recorder: Recorder, device: torch.device, *, watched: PeerMonitor, streams: int = 6, updates: int = 4
     ) -> None:
         self.recorder, self.device, self.watched = recorder, device, watched
         self.index = torch.cuda.current_device() if device.index is None else device.index
@@ -151,7 +151,7 @@ class Streams:
                 carry(launch, self.recorder, None)
                 launch.event = self._end(stream, launch.label)
         except BaseException as error:
-            self.fail(self.watched.explain(launch.label, error))
+            self.fail(self.watched.error_for(launch.label, error))
             self._raise()
         unit.open_parts -= 1
         if unit.open_parts == 0:
@@ -181,10 +181,10 @@ class Streams:
                 self._issued.popleft()
             if self.failure is not None:
                 continue
-            found = self.watched.raised()
+            found = self.watched.alarm()
             if found is None and self._issued and time.monotonic() - self._issued[0][0] > self._timeout:
                 cause = dist.DistError(f"timed out after {self._timeout:g} s")
-                explained = self.watched.explain(self._issued[0][1], cause)
+                explained = self.watched.error_for(self._issued[0][1], cause)
                 self.fail(explained)
             elif found is not None:
                 self.fail(found)

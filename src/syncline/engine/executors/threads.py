@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from syncline._compat import NoSubclasses
-from syncline.engine.health.errors import Watched
+from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.launch.run import carry
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
@@ -60,7 +60,7 @@ class Threads:
     """Worker threads over the launches of a backward pass, in order."""
 
     def __init__(
-        self, recorder: Recorder, *, workers: int = 3, watched: Watched, cut: Callable[[], None] = lambda: None
+        self, recorder: Recorder, *, workers: int = 3, watched: PeerMonitor, cut: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
         self.recorder, self.watched, self._cut = recorder, watched, cut
         self.failure: BaseException | None = None
@@ -145,7 +145,7 @@ class Threads:
 
     def look(self) -> None:
         """Fail if another rank has found that something is lost."""
-        error = None if self._blaming else self.watched.raised()
+        error = None if self._blaming else self.watched.alarm()
         if error is not None:
             self.fail(error)
 
@@ -155,7 +155,7 @@ class Threads:
                 return
             # From here on an alarm may be our own, and is no news; and nobody is told before the others have been.
             self._blaming = True
-        self.fail(self.watched.explain(unit, error))
+        self.fail(self.watched.error_for(unit, error))
 
     def close(self) -> None:
         """End the threads; after a failure, those that are stuck in a user's codec are left."""

@@ -1,6 +1,6 @@
-"""What ranks tell about themselves while they run, and the verdict a survivor draws from it.
+"""Heartbeat records of ranks, the state of their processes, and the diagnosis of a failed exchange.
 
-Nothing here talks to a store: records, the state of a process on this machine, and one pure function, `judge`.
+Nothing here talks to a store; `diagnose` is a pure function.
 """
 
 import json
@@ -10,200 +10,207 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
-LIMIT = 300  # characters of a text that other ranks will read
+TEXT_LIMIT = 300
+"""Characters of a text that other ranks will read."""
 
-# What `judge` found, the most certain first.
+# Kinds of diagnosis, the most certain first.
 LOST, BEHIND, UNKNOWN = "lost", "behind", "unknown"
 
-# What `process_state` found.
+# Results of `process_state`.
 GONE, STOPPED, RUNNING = "gone", "stopped", "running"
 
 
 @dataclass(frozen=True)
-class Who:
-    """One rank's process: enough to name it, and to find it again where `machine` is our own."""
+class Record:
+    """A dataclass that is kept in a store as JSON."""
+
+    def encode(self) -> str:
+        """The record as text for a store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The record that `encode` wrote."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(data).items()})
+
+
+@dataclass(frozen=True)
+class RankProcess(Record):
+    """The process of one rank: enough to name it, and to find it if it runs on this machine."""
 
     host: str
     pid: int
-    born: int  # start time in clock ticks since boot, so that a reused pid is not taken for the rank
-    machine: str  # boot id and pid namespace; empty where the system does not tell
-
-    def encode(self) -> str:
-        """The record as text for a store."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def decode(data: bytes) -> "Who":
-        """The record that `encode` wrote."""
-        return Who(**json.loads(data))
+    started: int  # in clock ticks since boot, so that a reused pid is not mistaken for the rank
+    machine: str  # boot id and pid namespace; empty if the system does not provide them
 
 
 @dataclass(frozen=True)
-class Beat:
-    """One heartbeat: a counter that advances while the process runs, and what the rank is doing."""
+class Heartbeat(Record):
+    """A counter that advances while the process runs, and what the rank is doing."""
 
     count: int
     doing: str
-    wall: float  # seconds since the epoch on the rank's own clock: for messages, never for judgement
-    failed: bool = False  # the rank has itself found a failure: it is a victim, not the reason
+    wall: float  # seconds since the epoch on the rank's own clock: for messages only, never to decide anything
+    failed: bool = False  # the rank itself has found a failure: it is a victim, not the cause
     end: str | None = None  # why the rank left on purpose; an empty text is a clean end
-
-    def encode(self) -> str:
-        """The record as text for a store."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def decode(data: bytes) -> "Beat":
-        """The record that `encode` wrote."""
-        return Beat(**json.loads(data))
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What one look at a peer saw: its first and its last heartbeat while we looked."""
+class Observation:
+    """What one rank saw of a peer while it watched: the peer's first and last heartbeat in that time."""
 
-    first: Beat | None
-    last: Beat | None
-    who: Who | None = None
-    process: str | None = None  # of `process_state`; None where the peer is not on this machine
+    first: Heartbeat | None
+    last: Heartbeat | None
+    process: RankProcess | None = None
+    state: str | None = None  # result of `process_state`; None if the peer is not on this machine
 
     @property
     def advanced(self) -> bool:
-        """Whether the peer wrote a heartbeat while we looked."""
+        """Whether the peer wrote a heartbeat in that time."""
         return self.last is not None and (self.first is None or self.last.count > self.first.count)
 
     @property
-    def decided(self) -> bool:
-        """Whether looking longer could not change what we say about this peer."""
+    def conclusive(self) -> bool:
+        """Whether watching longer could not change what we say about this peer."""
         ended = self.last is not None and self.last.end is not None
-        return ended or self.advanced or self.process in (GONE, STOPPED)
+        return ended or self.advanced or self.state in (GONE, STOPPED)
+
+    @property
+    def is_victim(self) -> bool:
+        """Whether the peer had itself found the failure."""
+        return self.last is not None and self.last.failed
+
+    @property
+    def progressed(self) -> bool:
+        """Whether the peer did different things at the first and the last heartbeat."""
+        return self.first is not None and self.last is not None and self.first.doing != self.last.doing
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Which ranks (by name) are the reason of a failure, how sure that is, and the sentence for the user."""
+class Diagnosis:
+    """Which ranks (global) caused a failure, how certain that is (`kind`), and the sentence for the user."""
 
     kind: str
     ranks: tuple[int, ...]
     text: str
 
 
-def this_process() -> Who:
+def this_process() -> RankProcess:
     """The record of this process."""
     pid = os.getpid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-        born = int(_stat(pid)[19])
+        started = int(_stat(pid)[19])
     except OSError:
-        machine, born = "", 0
-    return Who(host=socket.gethostname(), pid=pid, born=born, machine=machine)
+        machine, started = "", 0
+    return RankProcess(host=socket.gethostname(), pid=pid, started=started, machine=machine)
 
 
-def process_state(who: Who, here: Who) -> str | None:
-    """`gone`, `stopped` or `running` for a process of this machine; None when it cannot be seen from here."""
-    if not who.machine or who.machine != here.machine:
+def process_state(process: RankProcess, own: RankProcess) -> str | None:
+    """`gone`, `stopped` or `running` for a process on this machine; None if it cannot be seen from here."""
+    if not process.machine or process.machine != own.machine:
         return None
     try:
-        os.kill(who.pid, 0)
-        stat = _stat(who.pid)
+        os.kill(process.pid, 0)
+        stat = _stat(process.pid)
     except (ProcessLookupError, FileNotFoundError):
         return GONE
-    except OSError:  # not ours to look at
+    except OSError:  # no permission
         return None
-    if stat[0] in "ZX" or int(stat[19]) != who.born:
+    if stat[0] in "ZX" or int(stat[19]) != process.started:
         return GONE
     return STOPPED if stat[0] in "Tt" else RUNNING
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; the name before it may hold spaces and brackets."""
+    """Fields of /proc/PID/stat, from the state on; the process name before it may contain spaces and brackets."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def judge(
-    doing: str, sights: Mapping[int, Sight], *, name: Callable[[int], int], here: Who, now: float, looked: float
-) -> Verdict:
-    """Why an exchange failed, from what one rank (which was `doing` this) saw of all others in `looked` seconds.
+def diagnose(
+    doing: str,
+    peers: Mapping[int, Observation],
+    *,
+    global_rank: Callable[[int], int],
+    own: RankProcess,
+    now: float,
+    watched: float,
+) -> Diagnosis:
+    """Why an exchange failed, from what one rank (itself `doing` this) saw of all others in `watched` seconds.
 
-    Ranks that are lost explain everything; failing that, ranks that are alive and late; failing that, nobody knows.
+    Lost ranks explain everything. If there are none, ranks that are alive and late do. Otherwise the cause is unknown.
     """
-    lost = {rank: text for rank, sight in sights.items() if (text := _lost(sight, here=here, now=now, looked=looked))}
-    # A rank that had itself found the failure before it went is a reason only where there is no other.
-    reasons = {rank: text for rank, text in lost.items() if not _victim(sights[rank])}
-    if reasons:
-        return _verdict(LOST, reasons, sights, name)
-    late = {rank: text for rank, sight in sights.items() if rank not in lost and (text := _late(doing, sight))}
+
+    def result(kind: str, texts: Mapping[int, str]) -> Diagnosis:
+        sentences = [f"{describe_rank(global_rank(rank), peers[rank].process)} {text}" for rank, text in texts.items()]
+        return Diagnosis(kind, tuple(global_rank(rank) for rank in texts), "; ".join(sentences))
+
+    lost = {rank: text for rank, seen in peers.items() if (text := _lost(seen, own=own, now=now, watched=watched))}
+    # A rank that had found the failure before it ended is blamed only if there is no other cause.
+    causes = {rank: text for rank, text in lost.items() if not peers[rank].is_victim}
+    if causes:
+        return result(LOST, causes)
+    late = {rank: text for rank, seen in peers.items() if rank not in lost and (text := _late(doing, seen))}
     if late:
-        stuck = {rank: text for rank, text in late.items() if not _moves(sights[rank])}
-        return _verdict(BEHIND, stuck or late, sights, name)
+        stuck = {rank: text for rank, text in late.items() if not peers[rank].progressed}
+        return result(BEHIND, stuck or late)
     if lost:
-        return _verdict(LOST, lost, sights, name)
-    where = "; ".join(f"rank {name(rank)} at '{s.last.doing}'" for rank, s in list(sights.items())[:8] if s.last)
-    return Verdict(UNKNOWN, (), f"the exchange failed though all ranks are alive ({where or 'there is no other rank'})")
+        return result(LOST, lost)
+    where = "; ".join(f"rank {global_rank(rank)} at '{s.last.doing}'" for rank, s in list(peers.items())[:8] if s.last)
+    return Diagnosis(
+        UNKNOWN, (), f"the exchange failed though all ranks are alive ({where or 'there is no other rank'})"
+    )
 
 
-def named(rank: int, who: Who | None, note: str = "") -> str:
-    """`rank 2 (host h, pid 71)`, with a note where there is one."""
-    parts = [f"host {who.host}, pid {who.pid}"] if who else []
+def describe_rank(rank: int, process: RankProcess | None, note: str = "") -> str:
+    """`rank 2 (host h, pid 71)`, with a note if there is one."""
+    parts = [f"host {process.host}, pid {process.pid}"] if process else []
     parts += [note] if note else []
     return f"rank {rank} ({'; '.join(parts)})" if parts else f"rank {rank}"
 
 
-def _verdict(
-    kind: str, texts: Mapping[int, str], sights: Mapping[int, Sight], name: Callable[[int], int]
-) -> Verdict:  # fmt: skip
-    sentences = [f"{named(name(rank), sights[rank].who)} {text}" for rank, text in texts.items()]
-    return Verdict(kind, tuple(name(rank) for rank in texts), "; ".join(sentences))
-
-
-def _victim(sight: Sight) -> bool:
-    return sight.last is not None and sight.last.failed
-
-
-def _moves(sight: Sight) -> bool:
-    return sight.first is not None and sight.last is not None and sight.first.doing != sight.last.doing
-
-
-def _lost(sight: Sight, *, here: Who, now: float, looked: float) -> str:
-    beat = sight.last
-    if beat is None and sight.process is None:
-        return "never came: it has sent no heartbeat"
+def _lost(seen: Observation, *, own: RankProcess, now: float, watched: float) -> str:
+    beat = seen.last
+    if beat is None and seen.state is None:
+        return "never joined: it has sent no heartbeat"
     doing = f", doing: {beat.doing}" if beat else ""
     if beat and beat.end is not None:
         return f"ended with {beat.end}{doing}" if beat.end else f"ended on purpose{doing}"
-    if sight.process == GONE:
-        return f"is dead: {_silence(sight, here, now, looked)}{doing}"
-    if sight.process == STOPPED:
-        return f"is stopped (SIGSTOP or a debugger): {_silence(sight, here, now, looked)}{doing}"
-    if sight.advanced or sight.process == RUNNING:
+    if seen.state == GONE:
+        how = "is dead"
+    elif seen.state == STOPPED:
+        how = "is stopped (SIGSTOP or a debugger)"
+    elif seen.advanced or seen.state == RUNNING:
         return ""
-    return f"is stopped or dead: {_silence(sight, here, now, looked)}{doing}"
+    else:
+        how = "is stopped or dead"
+    return f"{how}: {_silence(seen, own, now, watched)}{doing}"
 
 
-def _silence(sight: Sight, here: Who, now: float, looked: float) -> str:
-    if sight.last is None:
+def _silence(seen: Observation, own: RankProcess, now: float, watched: float) -> str:
+    if seen.last is None:
         return "it has sent no heartbeat"
-    if sight.who and sight.who.machine and sight.who.machine == here.machine:  # one clock, so ages can be told
-        return f"last heartbeat {max(0.0, now - sight.last.wall):.1f} s ago"
-    return f"no heartbeat in the {looked:.1f} s that this rank looked"
+    if seen.process and seen.process.machine and seen.process.machine == own.machine:  # the same clock
+        return f"last heartbeat {max(0.0, now - seen.last.wall):.1f} s ago"
+    return f"no heartbeat in the {watched:.1f} s that this rank watched"
 
 
-def _late(doing: str, sight: Sight) -> str:
-    beat = sight.last
-    if beat is None or not sight.advanced:
+def _late(doing: str, seen: Observation) -> str:
+    beat = seen.last
+    if beat is None or not seen.advanced:
         at = f" at '{beat.doing}'" if beat else ""
         return f"is alive but sends no heartbeat{at}: its process runs (native code that holds the GIL?)"
-    if beat.failed or not _before(beat.doing, doing):
+    if beat.failed or not _is_before(beat.doing, doing):
         return ""
-    if _moves(sight):
-        return f"is alive but has not come: it is at '{beat.doing}' and moves on (slow?)"
-    return f"is alive but has not come: it is at '{beat.doing}' (stuck in user code?)"
+    guess = "and makes progress (slow?)" if seen.progressed else "(stuck in user code?)"
+    return f"is alive but has not joined: it is at '{beat.doing}' {guess}"
 
 
-def _before(theirs: str, ours: str) -> bool:
-    """Whether a rank doing `theirs` has yet to come to where a rank doing `ours` waits."""
+def _is_before(theirs: str, ours: str) -> bool:
+    """Whether a rank doing `theirs` has not yet reached the point where a rank doing `ours` waits."""
     their_step, our_step = _step(theirs), _step(ours)
     if their_step is not None and our_step is not None and their_step != our_step:
         return their_step < our_step

@@ -174,7 +174,7 @@ class Auto:
     def _found(self, costs: Costs) -> Choice:
         sync = self._sync
         shapes = self.shapes
-        if self.allowed is not None and not sync._sentinel.fell:
+        if self.allowed is not None and not sync._sentinel.fell_back:
             choice = search(shapes, costs, allowed=self.allowed)
             return replace(choice, plan=whole(choice.plan, sync.shapes))
         before = sync.plan
