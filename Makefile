@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo why-slow check test format clean
+.PHONY: setup demo why-slow check test test-all format clean
 
 setup: $(STAMP)
 
@@ -28,9 +28,15 @@ check: setup
 	$(BIN)/ruff check src tests scripts examples
 	$(BIN)/mypy
 
+# Two runs: most tests share the cores, those that measure time (marker `alone`) have the machine to themselves.
 test: check
 	sh scripts/system-packages.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone" $(FULL)
+	$(BIN)/python -m pytest -m alone $(FULL)
+
+# The same with the full tables: every model under every strategy, every number of ranks.
+test-all:
+	$(MAKE) test FULL=--full
 
 format: setup
 	$(BIN)/ruff format src tests

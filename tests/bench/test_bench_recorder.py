@@ -10,6 +10,7 @@ from syncline.errors import UsageError
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "1", "--steps", "2")
 
 
+@pytest.mark.alone
 def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_path, capsys):
     out = tmp_path / "results" / "recorder.json"
     assert recorder.main(["--device", "cpu", *TINY, "--warm-up", "1", "--out", str(out)]) == 0

@@ -10,6 +10,7 @@ from syncline.errors import UsageError
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
 
 
+@pytest.mark.alone
 def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     out = tmp_path / "results" / "overhead.json"
     options = ["--device", "cpu", *TINY, "--warm-up", "1", "--codecs", "powersgd(rank=2)", "--out", str(out)]

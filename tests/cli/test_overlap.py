@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 from command import Command, run
 
+pytestmark = pytest.mark.alone
+
 SMALL = ("--model", "mlp(hidden=16)", "--batch", "8", "--nodes", "2", "--bandwidth", "1Gbit", "--seconds", "0.2")
 
 

@@ -9,7 +9,7 @@ from syncline.cluster import Cluster
 from syncline.cluster.measure import measure_bandwidth
 from syncline.errors import UsageError
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
 
 
 @pytest.mark.parametrize("bandwidth", [100_000_000, 1_000_000_000])

@@ -118,6 +118,7 @@ def drifting(rank: int, world: int) -> tuple[list[int], int, list[float]]:
 
 
 @pytest.mark.timeout(110)
+@pytest.mark.alone
 def test_compute_that_drifts_makes_all_ranks_profile_and_plan_again_once_at_the_same_step() -> None:
     ranks = run_ranks(drifting, 2, timeout=100)
     (planned_at, fired, compute), (other, _, _) = ranks

@@ -22,7 +22,6 @@ from syncline.errors import PeerError
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.timeout(500),
 ]
 # NumPy reads no device memory, and a model's move to the device leaves an older alias behind.

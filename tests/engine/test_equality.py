@@ -1,6 +1,6 @@
 """Dense attach is DDP: every loop of the table (`equality_*.py`), over an exchange that answers late.
 
-20 steps of all rows with 2 ranks, 10 of the core with 1, 3 and 4.
+20 steps of all rows with 2 ranks, 10 of the core with 1, 4 and (marker `full`) 3.
 
 With 1 and 2 ranks to the bit (a sum of two has one order, and a share of 1/2 is exact); only a second backward
 without `no_sync` is compared to rounding, because DDP averages the first mean once more. With 3 and 4 ranks to
@@ -11,6 +11,7 @@ bf16 5e-2, 5e-3.
 
 import time
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,12 @@ GROUP = 32
 """How many rows one start of ranks runs: each stays far below a test's time limit."""
 
 
-def parts(world: int) -> list[tuple[int, int, str]]:
-    return [(world, i // GROUP, row) for i, row in enumerate(rows(world))]
+def parts(world: int) -> list[Any]:
+    marks = [pytest.mark.full] if world == 3 else []
+    return [
+        pytest.param(world, i // GROUP, row, marks=[*marks, pytest.mark.xdist_group(f"equality-{world}-{i // GROUP}")])
+        for i, row in enumerate(rows(world))
+    ]
 
 
 @cache

@@ -19,7 +19,6 @@ from syncline import codecs, exchange
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.timeout(400),
 ]
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}

@@ -16,7 +16,6 @@ import syncline
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.timeout(400),
 ]
 STEPS = 8

@@ -88,7 +88,7 @@ def known(model: str, compute: float, bytes_per_s: float, **fields: float) -> Co
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("compute", [0.03, 0.2])
+@pytest.mark.parametrize("compute", [0.03, pytest.param(0.2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("bytes_per_s", "fields"),
     [(25e6, {"world": 4}), (119e6, {}), (1.2e9, {"latency": 3e-5}), (119e6, {"contention": 1.0, "slow": 100.0})],

@@ -1,8 +1,8 @@
 """Derived figures, on made-up runs whose answers are known."""
 
 import pytest
-import report_samples as samples
 
+import report_samples as samples
 from syncline.report import compare, scaling
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_samples as samples
 import trace_samples as traced
 
+import report_samples as samples
 from syncline.report.columns import DEEP, columns
 from syncline.report.excerpt import excerpt
 from syncline.report.panels import panel

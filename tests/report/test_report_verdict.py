@@ -3,8 +3,8 @@
 import math
 
 import pytest
-import report_samples as samples
 
+import report_samples as samples
 from syncline.report.remarks import cautions
 from syncline.report.verdict import headline, verdicts
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_samples as samples
 import trace_samples as traced
 
+import report_samples as samples
 from syncline.report.html import render_view
 from syncline.report.panels import panel
 from syncline.report.write import write_html
@@ -93,6 +93,7 @@ def canvas(page: Any, number: int = 0) -> Any:
     return page.locator(f"#run-{number} .timeline canvas")
 
 
+@pytest.mark.alone
 def test_100000_spans_open_in_three_seconds_and_zoom_fluidly(visit_file: Any, large: Path) -> None:
     opening = []
     for _ in range(3):  # another program may take the processor while it opens

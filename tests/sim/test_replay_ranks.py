@@ -6,6 +6,8 @@ import replay_ranks
 from ranks import run_ranks
 from syncline.sim.replay.what_if import Replay
 
+pytestmark = pytest.mark.alone
+
 DELAY_S, STEPS, WARM = 0.04, 14, 8
 ATTEMPTS = 4
 

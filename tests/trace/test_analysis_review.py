@@ -6,6 +6,7 @@ import pytest
 from analysis_spans import MS, span, steps
 from hypothesis import given
 from hypothesis import strategies as st
+from syncline.trace.record.cleanup import settled
 from trace_files import GLOO
 
 from syncline.trace import LANES, Span, split_waits
@@ -14,7 +15,6 @@ from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.overlap import overlap
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import find
-from syncline.trace.record.cleanup import settled
 
 COUNT = 12
 

@@ -18,7 +18,7 @@ from syncline.trace.formats.load import find
 from syncline.train.config import Config
 from syncline.train.session.session import run_session
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.timeout(100), pytest.mark.alone]
 ATTEMPTS, QUIET = 3, 0.1
 CLOSE, BUSY = 0.2, 0.5
 

@@ -149,6 +149,7 @@ def test_a_store_that_is_gone_stops_nobody():
 
 
 @pytest.mark.parametrize("kind", ["ddp", "attach"])
+@pytest.mark.alone
 def test_each_fifth_step_tells_what_all_steps_tell(tmp_path, kind):
     for name, every, steps in (("all", 1, 30), ("some", 5, 125)):
         run_ranks(straggling, 2, kind, str(tmp_path / name), steps, every)

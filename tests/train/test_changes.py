@@ -81,6 +81,7 @@ CHANGED = WARM_UP + PROFILED + WINDOW + WINDOW // 2
 
 @pytest.mark.namespaces
 @pytest.mark.timeout(100)
+@pytest.mark.alone
 def test_half_the_bandwidth_makes_all_ranks_plan_again_once_and_the_losses_stay(tmp_path: Path) -> None:
     able = capabilities()
     if not (able.can_namespaces and able.can_shape):
