@@ -1,120 +1,274 @@
-"""`syncline bench`: measure codecs, what they do to training, and what attaching and recording cost."""
+"""`syncline bench`: one command for each benchmark, with the options that this benchmark has."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from syncline.cli.execute import print_json
-from syncline.errors import UsageError, unknown
+from syncline.cli import session
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json, say
+from syncline.errors import UsageError
+from syncline.files import write_text
 from syncline.spec import split
 
-_WHAT = ("codecs", "convergence", "overhead", "recorder", "overlap")
+Codecs = Annotated[str | None, typer.Option(help="Comma-separated list of codec specs; default: all.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads (of each rank, where there are ranks).")]
+Seed = Annotated[int, typer.Option(help="Random seed of the model, the data and their order.")]
+Model = Annotated[str | None, typer.Option(help="The model.")]
+BlockSteps = Annotated[int | None, typer.Option(help="Steps per measured block.")]
+Out = Annotated[Path | None, typer.Option(help="Output folder; default: runs/bench-NAME.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")]
+
+app = new_app()
 
 
-def bench(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="codecs: speed, ratio, error. convergence: loss curves and accuracy. overhead: attach against DDP."
-            " recorder: steps with it on and off. overlap: steps on slow links against DDP, see syncline bench overlap"
-            " --help."
-        ),
-    ],
-    codecs: Annotated[
-        str | None, typer.Option(help="Comma list of codec specs; default: all (overhead: bf16, powersgd).")
-    ] = None,
-    device: Annotated[str, typer.Option(help="codecs, overhead, recorder: cpu or cuda.")] = "cpu",
-    largest_mb: Annotated[float, typer.Option(help="codecs: leave larger tensors out.")] = 400.0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads (overhead, recorder: of a rank).")] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="convergence: training steps a codec, 800. overhead, recorder: steps a block.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="convergence, overhead, recorder: the model.")] = None,
-    seed: Annotated[int, typer.Option(help="convergence, overhead, recorder: of model, data and order.")] = 0,
-    data: Annotated[
-        str, typer.Option(help="convergence: Fashion-MNIST where present, else generated images.")
-    ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the JSON and the page; default: runs/bench-NAME.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")
-    ] = False,
+@app.callback()
+def _bench() -> None:
+    """Measure codecs, what they do to training, the cost of attaching and recording, and overlap against DDP."""
+
+
+@app.command()
+def codecs(
+    codecs: Codecs = None,
+    device: Device = "cpu",
+    largest_mb: Annotated[float, typer.Option(help="Leave out larger tensors.")] = 400.0,
+    threads: Threads = None,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
-    """Measure codecs (speed against a copy of the same tensor, training against dense), attach or the recorder."""
-    if what not in _WHAT:
-        raise unknown("benchmark", what, _WHAT)
-    if what == "overlap":
-        raise UsageError("its options come after it: syncline bench overlap --recipe hipress-vgg19")
+    """Measure every codec: speed against a copy of the same tensor, compression ratio and error."""
+    torch_device = _torch_device(device)
+    names = _codec_names(codecs)
+    _use_threads(threads)
+    from syncline.bench.codecs import page
+    from syncline.bench.codecs import run as bench
+
+    shapes = [shape for shape in bench.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
+    if not shapes:
+        raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
+    result = bench.measure(torch_device, names=names, shapes=shapes)
+    console = Console(stderr=as_json)
+    table = bench.rich_table(result, width=console.width)
+    _finish("codecs", result, table, console, out=out, page=page.page(result), as_json=as_json)
+
+
+@app.command()
+def convergence(
+    codecs: Codecs = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps for each codec; default: 800.")] = None,
+    model: Model = None,
+    data: Annotated[
+        str, typer.Option(help="A data set; auto: Fashion-MNIST if present, else generated images.")
+    ] = "auto",
+    seed: Seed = 0,
+    threads: Threads = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small model with every codec: loss curves and accuracy, against dense."""
+    _check_steps(steps)
+    names = _codec_names(codecs)
+    _use_threads(threads)
+    from rich.table import Table
+
+    from syncline.bench.convergence import page
+    from syncline.bench.convergence.run import Setting, measure
+
+    console = Console(stderr=as_json)
+    setting = Setting(steps=steps or Setting.steps, data=data, seed=seed, model=model or Setting.model)
+    result = measure(setting, names, progress=lambda text: say(text, console))
+    table = Table(*page.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
+    for row in result["rows"]:
+        table.add_row(*page.cells(row))
+    _finish("convergence", result, table, console, out=out, page=page.page(result), as_json=as_json)
+
+
+@app.command()
+def overhead(
+    codecs: Annotated[
+        str | None, typer.Option(help="Comma-separated list of codec specs; default: bf16, powersgd.")
+    ] = None,
+    device: Device = "cpu",
+    model: Model = None,
+    steps: BlockSteps = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what attach costs per step, against DDP, with no network in the way."""
+    _torch_device(device)
+    _check_steps(steps)
+    names = _codec_names(codecs)
+    _use_threads(threads)
+    from syncline.bench.overhead import run as bench
+
+    console = Console(stderr=as_json)
+    setting = bench.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
+    result = bench.measure(setting, progress=lambda text: say(text, console))
+    _finish("overhead", result, bench.rich_table(result, width=console.width), console, out=out, as_json=as_json)
+
+
+@app.command()
+def recorder(
+    device: Device = "cpu",
+    model: Model = None,
+    steps: BlockSteps = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what recording a trace costs: steps with the recorder on and off."""
+    _torch_device(device)
+    _check_steps(steps)
+    _use_threads(threads)
+    from syncline.bench.recorder import run as bench
+
+    console = Console(stderr=as_json)
+    setting = bench.setting(device, model=model, steps=steps, threads=threads, seed=seed)
+    result = bench.measure(setting, progress=lambda text: say(text, console))
+    _finish("recorder", result, bench.rich_table(result), console, out=out, as_json=as_json)
+
+
+@app.command()
+def overlap(
+    recipe: session.Recipe = None,
+    model: session.Model = None,
+    data: session.Data = None,
+    nodes: session.Nodes = None,
+    nproc: session.Nproc = None,
+    bandwidth: session.Bandwidth = None,
+    batch: session.Batch = None,
+    seed: session.Seed = None,
+    compress: Annotated[
+        str | None,
+        typer.Option(help="The codec to compare with; default: the recipe's contestants, or powersgd(rank=64)."),
+    ] = None,
+    buckets: Annotated[
+        str, typer.Option(help="DDP's bucket sizes in MB; each is measured, the best is the rival.")
+    ] = "",
+    also: Annotated[
+        str, typer.Option(help="More codecs for the engine, comma-separated: powersgd(rank=64) | bf16.")
+    ] = "",
+    strategies: Annotated[
+        str | None, typer.Option(help="The contestants themselves, instead of --compress, --buckets and --also.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Measured turns of every contestant.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Approximate length of a turn; at least three steps.")] = 4.0,
+    steps: Annotated[int, typer.Option(help="The most steps that count in a turn.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder, default runs/bench-overlap; an earlier one is moved aside.")
+    ] = None,
+    as_json: Json = False,
+    settings: session.Set = None,
+) -> None:
+    """Measure steps on slow links: compute alone, torch's DDP at its best and the engine, in turns.
+
+    All start at once, then one at a time trains. Ratios compare turns of one round; the bound is max(compute,
+    network). Writes overlap.json, overlap.html with two timelines, and a trace of each contestant.
+    """
+    job = {"model": model, "data": data, "nodes": nodes, "nproc": nproc, "bandwidth": bandwidth, "batch": batch}
+    config = session.resolve(recipe, settings, seed=seed, **job)
+    if not recipe and not config.cluster.nodes and nproc is None:
+        config = config.override({"cluster.nodes": 2, "cluster.bandwidth": config.cluster.bandwidth or "1Gbit"})
+    if config.cluster.nodes:
+        session.enter_user_namespace()
+    from syncline.bench.overlap import run as bench
+    from syncline.bench.overlap.course import Turns
+    from syncline.bench.overlap.table import print_tables
+
+    chosen = _contestants(strategies, compress, buckets, also)
+    if chosen is None and not recipe:
+        chosen = bench.contestants(bench.COMPRESS)
+    if chosen is not None:
+        config = config.override({"compare.strategies": list(chosen)})
+    turns = Turns(rounds=rounds, seconds=seconds, steps=steps)
+    console = Console(stderr=as_json)
+    folder, result = bench.measure(config, turns, out=out, progress=lambda text: say(text, console))
+    if as_json:
+        print_json(result)
+    else:
+        console.print()
+        print_tables(result, console)
+        say(f"overlap.html: {folder / 'overlap.html'}\noverlap.json: {folder / 'overlap.json'}", console)
+    raise typer.Exit(1 if all(row["status"] == "crashed" for row in result["rows"]) else 0)
+
+
+def _contestants(strategies: str | None, compress: str | None, buckets: str, also: str) -> tuple[str, ...] | None:
+    """The contestants that the options name, or None if the recipe or the default decides."""
+    from syncline.bench.overlap import run as bench
+
+    if strategies is not None:
+        if compress or buckets or also:
+            raise UsageError("--strategies names the contestants itself: leave --compress, --buckets and --also out")
+        return tuple(split(strategies))
+    if not (compress or buckets or also):
+        return None
+    more = _codec_names(also) or []
+    _codec_names(compress)
+    try:
+        sizes = [float(word) for word in split(buckets)] or bench.BUCKETS
+    except ValueError:
+        raise UsageError(f"--buckets takes sizes in MB, such as 5,25,100, not '{buckets}'") from None
+    return bench.contestants(compress or bench.COMPRESS, buckets=sizes, also=more)
+
+
+def _codec_names(text: str | None) -> list[str] | None:
+    """The specs of a comma-separated list, each checked."""
+    if not text:
+        return None
+    from syncline.codecs import build
+
+    names = split(text)
+    for name in names:
+        build(name)
+    return names
+
+
+def _torch_device(device: str) -> Any:
     import torch
 
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise UsageError(f"device '{device}' is not here: use --device cpu")
+        raise UsageError(f"device '{device}' is not available: use --device cpu")
+    return torch.device(device)
+
+
+def _check_steps(steps: int | None) -> None:
     if steps is not None and steps < 1:
         raise UsageError(f"--steps must be at least 1, not {steps}")
+
+
+def _use_threads(threads: int | None) -> None:
     if threads:
+        import torch
+
         torch.set_num_threads(threads)
-    from syncline.codecs import build
 
-    names = split(codecs) if codecs else None
-    for name in names or []:
-        build(name)
-    console = Console(stderr=as_json)
-    folder = out or Path("runs") / f"bench-{what}"
 
-    def progress(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
-    page: str | None = None
-    if what == "overhead":
-        from syncline.bench.overhead import run as overhead
-
-        chosen = overhead.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
-        result = overhead.measure(chosen, progress=progress)
-        table = overhead.rich_table(result, width=console.width)
-        for text in result["warnings"]:
-            progress(f"warning: {text}")
-    elif what == "recorder":
-        from syncline.bench.recorder import run as recorder
-
-        wanted = recorder.setting(device, model=model, steps=steps, threads=threads, seed=seed)
-        result = recorder.measure(wanted, progress=progress)
-        table = recorder.rich_table(result)
-        for text in result["warnings"]:
-            progress(f"warning: {text}")
-    elif what == "codecs":
-        from syncline.bench.codecs import page as plot
-        from syncline.bench.codecs import run as speed
-
-        shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
-        if not shapes:
-            raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
-        result = speed.measure(torch.device(device), names=names, shapes=shapes)
-        page = plot.page(result)
-        table = speed.rich_table(result, width=console.width)
-    else:
-        from rich.table import Table
-
-        from syncline.bench.convergence import page as curves
-        from syncline.bench.convergence.run import Setting, measure
-
-        setting = Setting(steps=steps or Setting.steps, data=data, seed=seed, model=model or Setting.model)
-        result = measure(setting, names, progress=progress)
-        page = curves.page(result)
-        table = Table(*curves.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
-        for row in result["rows"]:
-            table.add_row(*curves.cells(row))
-    from syncline.files import write_text
-
-    write_text(json.dumps(result, indent=1) + "\n", folder / f"{what}.json")
+def _finish(
+    name: str,
+    result: dict[str, Any],
+    table: RenderableType,
+    console: Console,
+    *,
+    out: Path | None,
+    page: str | None = None,
+    as_json: bool,
+) -> None:
+    """Write NAME.json and, if there is a page, NAME.html; print the table or the JSON."""
+    for text in result.get("warnings", ()):
+        say(f"warning: {text}", console)
+    folder = out or Path("runs") / f"bench-{name}"
+    write_text(json.dumps(result, indent=1) + "\n", folder / f"{name}.json")
     if page is not None:
-        write_text(page, folder / f"{what}.html")
+        write_text(page, folder / f"{name}.html")
     if as_json:
         print_json(result)
         return
     console.print(table)
-    where = folder / f"{what}.{'json' if page is None else 'html'}"
-    console.print(f"{'figures' if page is None else 'page'}: {where}", markup=False, highlight=False, soft_wrap=True)
+    say(f"figures: {folder / name}.json" if page is None else f"page: {folder / name}.html", console)

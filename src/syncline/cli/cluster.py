@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from syncline.cli.app import new_app
 from syncline.cluster.measure import measure_bandwidth
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.privileges import ensure_privileges
@@ -13,23 +14,28 @@ from syncline.cluster.quantities import format_bandwidth
 from syncline.cluster.run import run_on_nodes
 from syncline.errors import UsageError
 
+app = new_app()
 
+
+# The first word that is no option begins the command; what follows are the command's own options.
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def cluster(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option(help="How many nodes to emulate.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Number of nodes to emulate.")] = 4,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of each node's link, each way: 1Gbit, 100Mbit. Default: not limited.")
+        str | None,
+        typer.Option(help="Bandwidth of each node's link in each direction: 1Gbit, 100Mbit. Default: no limit."),
     ] = None,
-    latency: Annotated[str | None, typer.Option(help="One way between two nodes: 5ms (needs netem).")] = None,
+    latency: Annotated[str | None, typer.Option(help="One-way latency between two nodes: 5ms (needs netem).")] = None,
     loss: Annotated[str | None, typer.Option(help="Share of packets lost: 0.1% (needs netem).")] = None,
-    nproc_per_node: Annotated[int, typer.Option(help="Processes of the command on each node.")] = 1,
+    nproc_per_node: Annotated[int, typer.Option(help="Number of processes of the command on each node.")] = 1,
     measure: Annotated[bool, typer.Option("--measure", help="Measure every link first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
     """Run a command on emulated nodes of this machine: syncline cluster --nodes 4 --bandwidth 1Gbit -- CMD.
 
-    The command runs once a node, with RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and the rest of
-    the rendezvous environment set. The first failure ends the others and gives the exit code.
+    The command runs once on each node, with RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT and the rest of
+    the rendezvous environment set. The first failure stops the others and gives the exit code.
     """
     command = list(context.args)
     if not command and not measure:

@@ -1,35 +1,42 @@
-"""`syncline compare`: the same training under every strategy, side by side."""
+"""`syncline compare`: train the same model with several strategies, side by side."""
 
 from typing import Annotated
 
 import typer
 
-from syncline.cli import options as o
-from syncline.cli.execute import execute
+from syncline.cli import session
+from syncline.cli.app import new_app
+
+app = new_app()
 
 
+@app.command()
 def compare(
-    strategies: Annotated[str | None, typer.Option(help="Comma list: single,all-reduce,ddp-powersgd(rank=4).")] = None,
-    model: o.Model = None,
-    data: o.Data = None,
-    nproc: o.Nproc = None,
-    nodes: o.Nodes = None,
-    bandwidth: o.Bandwidth = None,
-    steps: o.Steps = None,
-    epochs: o.Epochs = None,
-    batch: o.Batch = None,
-    seed: o.Seed = None,
-    scale: Annotated[str | None, typer.Option(help="World sizes: 1,2,4 runs each strategy at each of them.")] = None,
-    out: o.Out = None,
-    as_json: o.Json = False,
-    recipe: o.Recipe = None,
-    settings: o.Set = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Comma-separated list: single,all-reduce,ddp-powersgd(rank=4).")
+    ] = None,
+    model: session.Model = None,
+    data: session.Data = None,
+    nproc: session.Nproc = None,
+    nodes: session.Nodes = None,
+    bandwidth: session.Bandwidth = None,
+    steps: session.Steps = None,
+    epochs: session.Epochs = None,
+    batch: session.Batch = None,
+    seed: session.Seed = None,
+    scale: Annotated[
+        str | None, typer.Option(help="World sizes, such as 1,2,4; each strategy runs at each of them.")
+    ] = None,
+    out: session.Out = None,
+    as_json: session.Json = False,
+    recipe: session.Recipe = None,
+    settings: session.Set = None,
 ) -> None:
-    """Train the same model under several strategies and report what each costs and why.
+    """Train the same model with several strategies and report what each costs and why.
 
     Under torchrun the same command is one of the ranks.
     """
-    config = o.resolve(
+    config = session.resolve(
         recipe,
         settings,
         strategies=strategies,
@@ -44,4 +51,4 @@ def compare(
         seed=seed,
         scale=scale,
     )
-    raise typer.Exit(execute(config, out=out, as_json=as_json))
+    raise typer.Exit(session.execute(config, out=out, as_json=as_json))

@@ -1,4 +1,4 @@
-"""`syncline doctor`: what this machine can do, what is missing, and what to do about it."""
+"""`syncline doctor`: checks of this machine (cores, GPUs, backends, emulated nodes, ports), with fixes."""
 
 import importlib.util
 import os
@@ -12,7 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from syncline.cli.execute import print_json
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json
+
+app = new_app()
 
 _TORCHRUN_PORT = 29500
 _LISTENING = "0A"
@@ -21,7 +24,7 @@ _SYMBOLS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "info": "[dim
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: `state` is ok, missing or info; `fix` says what to do when something is missing."""
+    """One line of the table. `state` is ok, missing or info; `fix` says what to do when something is missing."""
 
     name: str
     state: str
@@ -29,8 +32,9 @@ class Finding:
     fix: str = ""
 
 
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Say what this machine can do: cores, GPUs, backends, emulated nodes, link shaping, ports; and what is missing."""
+    """Show what this machine can do: cores, GPUs, backends, emulated nodes, link shaping, ports; and what is missing."""
     findings = [*_machine(), *_torch(), *_cluster(), *_ports(), *_extras()]
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -109,7 +113,7 @@ def _ports() -> list[Finding]:
 
 
 def _listening() -> set[tuple[int, bool]]:
-    """(port, only on loopback) of every listening TCP socket of this network namespace."""
+    """Pairs (port, whether it listens on loopback only) for every TCP socket of this network namespace."""
     found = set()
     for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         if not path.exists():

@@ -1,4 +1,4 @@
-"""`syncline report`: a finished run again."""
+"""`syncline report`: show the tables of a finished run and write its page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,12 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from syncline.cli.execute import print_json
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
 from syncline.report.write import print_summary, write_html
 from syncline.results import file as results_file
 
+app = new_app()
 
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or its results.json.")],
     html: Annotated[
@@ -19,7 +23,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
 ) -> None:
-    """Show a finished run again: its tables on the console, its page as report.html."""
+    """Show a finished run again: print its tables, and write its page report.html."""
     results = results_file.load(run)
     if as_json:
         print_json(results)
@@ -31,4 +35,4 @@ def report(
     write_html(results, target, folder=folder)
     console = Console()
     print_summary(results, console)
-    console.print(f"report: {target}", markup=False, highlight=False, soft_wrap=True)
+    say(f"report: {target}", console)

@@ -1,137 +1,145 @@
-"""`syncline simulate`: what a recorded run would take without its straggler, on another network, with another codec."""
+"""`syncline simulate`: predict a recorded run without its straggler, on another network, or with another codec."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from syncline.cli import source as s
-from syncline.cli.execute import print_json
-from syncline.cli.whatif import answered, has_costs, has_trace
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
-from syncline.plan.whatif import Setting, choose, infinite, outcome, stops_paying, sweep
+
+if TYPE_CHECKING:
+    from syncline.cli.recorded_run import RecordedRun
 
 NODES = (2, 4, 8, 16, 64, 256)
 BANDWIDTHS = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2.5Gbit", "5Gbit", "10Gbit", "25Gbit", "100Gbit")
 PLOT = "sweep.svg"
-_OF_COSTS = ("--nodes", "--bandwidth", "--compress", "--sweep")
+
+app = new_app()
 
 
+@app.command()
 def simulate(
-    source: Annotated[
-        Path, typer.Option("--from", help="A run folder or a trace; of syncline(auto) for other networks and codecs.")
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run folder or a trace; for other networks and codecs, a run of syncline(auto)."),
     ],
     what: Annotated[
         str | None,
         typer.Option(
-            help="Replay the trace: a comma list of no-straggler, infinite-network, 2x (or any factor of the"
-            " bandwidth), perfect-overlap, codec=int8."
+            help="Replay the trace with a change. A comma-separated list of no-straggler, infinite-network, 2x (or any"
+            " factor of the bandwidth), perfect-overlap, codec=int8."
         ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes; default: as recorded.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(help="Of each node's link: 25Gbit; default: as recorded.")] = None,
-    compress: Annotated[
-        str | None, typer.Option(help="One codec, or auto(int8, int4): the best of them; default: all measured.")
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: as recorded.")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Bandwidth of each node's link: 25Gbit; default: as recorded.")
     ] = None,
-    over: Annotated[
-        bool, typer.Option("--sweep", help="Tabulate and plot nodes by bandwidths: where does compression pay?")
+    compress: Annotated[
+        str | None, typer.Option(help="One codec, or auto(int8, int4) for the best of them; default: all measured.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Tabulate and plot many nodes and bandwidths: where does compression pay?")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
 ) -> None:
-    """Say what a step of a recorded run would take if something were different, with the error of replaying it."""
-    if what is not None or not has_costs(source):
-        _replayed(source, what, (nodes, bandwidth, compress, over or None), as_json=as_json)
-        return
-    found = s.find(source)
-    if over:
-        told, text = _swept(found, nodes, bandwidth, compress)
-    else:
-        told, text = _asked(found, nodes, bandwidth, compress)
-    replayed = s.replay(found)
-    if as_json:
-        print_json({**told, "replay": replayed, "from": str(found.folder)})
-        return
-    Console().print(f"{text}\n{s.replay_text(replayed)}", markup=False, highlight=False, soft_wrap=True)
+    """Predict the step of a recorded run if something were different, with the error of replaying it unchanged.
 
+    --what replays the trace, and works with any trace. --nodes, --bandwidth, --compress and --sweep predict from cost
+    curves, which a run of syncline(auto) leaves.
+    """
+    from syncline.cli import recorded_run as r
 
-def _replayed(source: Path, what: str | None, others: tuple[object, ...], *, as_json: bool) -> None:
-    """From spans alone: nodes, other bandwidths than multiples, and codecs are nothing that they know."""
-    given = [name for name, value in zip(_OF_COSTS, others, strict=True) if value is not None]
-    if given and what is not None:
+    of_costs = {"--nodes": nodes, "--bandwidth": bandwidth, "--compress": compress, "--sweep": sweep or None}
+    given = [name for name, value in of_costs.items() if value is not None]
+    if what is not None and given:
         raise UsageError(f"--what replays the trace as it was recorded: leave {given[0]} out, or --what")
-    if what is None and not has_trace(source):
-        s.find(source)  # its error says what is missing
-    if given:
-        raise UsageError(
-            f"{given[0]} needs cost curves, which {source} does not hold: run syncline train --strategy"
-            " 'syncline(auto)' first, or ask the trace with --what"
-        )
-    told, text = answered(source, what)
-    if as_json:
-        print_json(told)
+    if what is not None or not r.has_costs(run):
+        _replay(run, what, given, as_json=as_json)
         return
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    found = r.find_run(run)
+    facts, text = (_sweep if sweep else _one_network)(found, nodes, bandwidth, compress)
+    replay = found.replay()
+    if as_json:
+        print_json({**facts, "replay": replay, "from": str(found.folder)})
+    else:
+        say(f"{text}\n{r.replay_text(replay)}")
 
 
-def _asked(
-    found: s.Source, nodes: int | None, bandwidth: str | None, compress: str | None
+def _replay(run: Path, what: str | None, needs_costs: list[str], *, as_json: bool) -> None:
+    from syncline.cli import recorded_run as r
+    from syncline.cli import replay
+
+    if what is None and not replay.has_trace(run):
+        r.find_run(run)  # its error says what is missing
+    if needs_costs:
+        raise UsageError(
+            f"{needs_costs[0]} needs cost curves, which {run} does not hold: {r.FIX}, or ask the trace with --what"
+        )
+    facts = replay.answers(run, what)
+    if as_json:
+        print_json(facts)
+    else:
+        say(replay.text(facts))
+
+
+def _one_network(
+    found: "RecordedRun", nodes: int | None, bandwidth: str | None, compress: str | None
 ) -> tuple[dict[str, Any], str]:
-    """One network."""
-    run = found.run
-    where = s.setting(found, nodes=nodes, bandwidth=bandwidth)
-    allowed, only = s.wanted(compress, run.costs)
-    choice = choose(run.shapes, run.costs, where, allowed=allowed, only=only)
+    """The best plan on one network, as plain data and as text."""
+    from syncline.cli import recorded_run as r
+    from syncline.plan.whatif import infinite
 
-    def step(there: Setting) -> float:
-        return outcome(choice.plan, run.shapes, run.costs, there).step * 1e3
-
+    where = found.network(nodes=nodes, bandwidth=bandwidth)
+    choice = found.best_plan(where, compress)
     what_if = {
-        "double_bandwidth_ms": step(replace(where, bytes_per_s=2 * where.bytes_per_s)),
-        "infinite_network_ms": step(infinite(where)),
+        "double_bandwidth_ms": found.step_ms(choice.plan, replace(where, bytes_per_s=2 * where.bytes_per_s)),
+        "infinite_network_ms": found.step_ms(choice.plan, infinite(where)),
         "perfect_overlap_ms": choice.bound * 1e3,
     }
-    network = s.network_facts(found, where, bandwidth)
-    told = {
+    network = found.network_facts(where, bandwidth)
+    facts = {
         "network": network,
         "chosen": choice.plan.about["chosen"],
         "predicted_ms": choice.step * 1e3,
         "bound_ms": choice.bound * 1e3,
         "what_if": what_if,
-        "alternatives": s.alternatives(choice),
+        "alternatives": r.alternatives(choice),
         "why": choice.why,
-        "plan": s.plan_facts(choice.plan),
+        "plan": r.plan_facts(choice.plan),
     }
     lines = [
-        f"{s.network_text(network)}: {choice.step * 1e3:.1f} ms a step with {told['chosen']}",
-        s.alternatives_text(choice),
+        f"{r.network_text(network)}: {choice.step * 1e3:.1f} ms a step with {facts['chosen']}",
+        r.alternatives_text(choice),
         "the same plan with",
         f"  twice the bandwidth   {what_if['double_bandwidth_ms']:10.1f} ms",
         f"  an infinite network   {what_if['infinite_network_ms']:10.1f} ms",
         f"  perfect overlap       {what_if['perfect_overlap_ms']:10.1f} ms (the bound)",
         f"why: {choice.why}",
     ]
-    return told, "\n".join(lines)
+    return facts, "\n".join(lines)
 
 
-def _swept(
-    found: s.Source, nodes: int | None, bandwidth: str | None, compress: str | None
+def _sweep(
+    found: "RecordedRun", nodes: int | None, bandwidth: str | None, compress: str | None
 ) -> tuple[dict[str, Any], str]:
-    """All pairs; --nodes or --bandwidth narrow it to one of them."""
+    """All pairs of nodes and bandwidths (one of either if it is given), as plain data and as text."""
     from syncline.cli import sweep as show
     from syncline.cluster.quantities import parse_bandwidth
     from syncline.files import write_text
+    from syncline.plan.planner import ALWAYS
+    from syncline.plan.whatif import stops_paying, sweep
 
-    run = found.run
-    allowed, only = s.wanted(compress, run.costs)
-    compressed = allowed if only is None else [only]
-    if only in s.ALWAYS:
-        raise UsageError(f"a sweep weighs dense and bf16 anyway: give --compress a codec that is not {only}")
+    record = found.record
+    allowed, only = found.codecs(compress)
+    if only in ALWAYS:
+        raise UsageError(f"a sweep predicts dense and bf16 anyway: give --compress a codec that is not {only}")
     bandwidths = BANDWIDTHS if bandwidth is None else (bandwidth,)
     pairs = [(count, bits) for count in (NODES if nodes is None else (nodes,)) for bits in bandwidths]
-    settings = [s.setting(found, nodes=count, bandwidth=bits) for count, bits in pairs]
-    cells = sweep(run.shapes, run.costs, settings, compressed=compressed)
+    networks = [found.network(nodes=count, bandwidth=bits) for count, bits in pairs]
+    cells = sweep(record.shapes, record.costs, networks, compressed=allowed if only is None else [only])
     rows: list[dict[str, Any]] = [
         {
             "nodes": count,
@@ -145,15 +153,13 @@ def _swept(
         }
         for (count, bits), cell in zip(pairs, cells, strict=True)
     ]
-    # Of a link's bits a collective sees so many bytes.
-    share = settings[0].bytes_per_s / parse_bandwidth(pairs[0][1])
-    ends = stops_paying(cells)
+    bytes_per_bit = networks[0].bytes_per_s / parse_bandwidth(pairs[0][1])  # as a collective sees a link
     pays = [
-        {"nodes": ranks // found.per_node, "below": None if rate is None else rate / share}
-        for ranks, rate in ends.items()
+        {"nodes": ranks // found.per_node, "below": None if rate is None else rate / bytes_per_bit}
+        for ranks, rate in stops_paying(cells).items()
     ]
     plot = found.folder / PLOT
-    title = f"Step time over bandwidth: {run.strategy}, measured on {run.costs.world} ranks"
+    title = f"Step time over bandwidth: {record.strategy}, measured on {record.costs.world} ranks"
     try:
         write_text(show.svg(rows, pays, title=title), plot)
     except OSError as error:

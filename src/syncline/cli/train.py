@@ -1,40 +1,48 @@
-"""`syncline train`: one strategy."""
+"""`syncline train`: train a model with one synchronisation strategy."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from syncline.cli import options as o
-from syncline.cli.execute import execute
+from syncline.cli import session
+from syncline.cli.app import new_app
 from syncline.errors import UsageError
 
+app = new_app()
 
+
+@app.command()
 def train(
     strategy: Annotated[str | None, typer.Option(help="ddp, ring, server(servers=2) ... (default: ddp)")] = None,
-    model: o.Model = None,
-    data: o.Data = None,
-    nproc: o.Nproc = None,
-    nodes: o.Nodes = None,
-    bandwidth: o.Bandwidth = None,
-    steps: o.Steps = None,
-    epochs: o.Epochs = None,
-    batch: o.Batch = None,
-    seed: o.Seed = None,
-    checkpoint_every: o.CheckpointEvery = None,
-    resume: o.Resume = None,
-    out: o.Out = None,
-    as_json: o.Json = False,
-    recipe: o.Recipe = None,
-    settings: o.Set = None,
+    model: session.Model = None,
+    data: session.Data = None,
+    nproc: session.Nproc = None,
+    nodes: session.Nodes = None,
+    bandwidth: session.Bandwidth = None,
+    steps: session.Steps = None,
+    epochs: session.Epochs = None,
+    batch: session.Batch = None,
+    seed: session.Seed = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints, for --resume; one more is written at the end.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run in this folder, from its newest checkpoint or the one named.")
+    ] = None,
+    out: session.Out = None,
+    as_json: session.Json = False,
+    recipe: session.Recipe = None,
+    settings: session.Set = None,
 ) -> None:
-    """Train a model under one synchronisation strategy. Under torchrun the same command is one of the ranks."""
+    """Train a model with one synchronisation strategy. Under torchrun the same command is one of the ranks."""
     if resume is not None and out is not None:
-        raise UsageError("--resume goes on in the run's own folder: leave --out out")
+        raise UsageError("--resume continues in the run's own folder: leave --out out")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise UsageError(f"--checkpoint-every must be at least 1, not {checkpoint_every}")
     if strategy is None and resume is None:
         strategy = "ddp"
-    config = o.resolve(
+    config = session.resolve(
         recipe,
         settings,
         resume=resume,
@@ -52,4 +60,4 @@ def train(
     ).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:
         raise UsageError("train takes one strategy: use compare for several")
-    raise typer.Exit(execute(config, out=out, as_json=as_json, resume=resume))
+    raise typer.Exit(session.execute(config, out=out, as_json=as_json, resume=resume))

@@ -1,42 +1,44 @@
-"""`syncline trace diff`: what a step of one trace takes more or less than one of another, for people and for CI."""
+"""`syncline trace diff`: compare the steps of two traces, phase by phase, for people and for CI."""
 
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from syncline.cli.execute import print_json
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
-from syncline.report.figures import one_line, printable
-from syncline.trace.analysis.diff import Change, Diff, Side, diff, side
+from syncline.report.figures import one_line, plural
+from syncline.trace.analysis.diff import Change, Diff, Side, side
+from syncline.trace.analysis.diff import diff as compare
 from syncline.trace.formats.load import TRACE, find
 
+app = new_app()
 
-def trace_diff(
-    what: Annotated[str, typer.Argument(metavar="diff", help="Compare two traces, phase by phase.")],
+
+@app.command()
+def diff(
     a: Annotated[
         Path, typer.Argument(help=f"The trace to compare with: a run folder, a strategy's folder, a {TRACE}.")
     ],
     b: Annotated[Path, typer.Argument(help="The trace in question.")],
     threshold: Annotated[
-        str, typer.Option(help="From which share of A's step on a slower B is an error (exit code 1).")
+        str, typer.Option(help="How much slower B may be, as a share of A's step, before the exit code is 1.")
     ] = "5%",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
 ) -> None:
     """Compare two traces, phase by phase, with confidence intervals.
 
-    The exit code is 0 if B is not slower, 1 if it is slower, more than chance and the threshold allow, and 2 if the
-    traces cannot be read or hold too few steps to tell.
+    The exit code is 0 if B is not slower, 1 if it is slower by more than chance and the threshold allow, and 2 if
+    the traces cannot be read or hold too few steps to tell.
     """
-    del what
     share = _share(threshold)
-    told = diff(_side(a), _side(b), threshold=share)
+    told = compare(_side(a), _side(b), threshold=share)
     if as_json:
         print_json(told.as_json())
     else:
-        Console().print(printable(_text(told)), markup=False, highlight=False, soft_wrap=True)
+        say(_text(told))
         if told.kind == "unknown":
             print(f"syncline: {told.sentence}", file=sys.stderr)
     raise typer.Exit(told.exit_code)
@@ -72,7 +74,7 @@ def _text(told: Diff) -> str:
 
 def _head(name: str, one: Side) -> str:
     told = one.told
-    ranks = f"{told.world_size} rank{'s' * (told.world_size != 1)}"
+    ranks = plural(told.world_size, "rank")
     return f"{name}: {one.source} ({told.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
 
 

@@ -1,4 +1,4 @@
-"""`syncline trace export`: the trace of a run, for other tools."""
+"""`syncline trace export`: write the trace of a run for other tools."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from syncline.cli.execute import print_json
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json, say
 from syncline.errors import UsageError, unknown
-from syncline.report.figures import printable
 from syncline.trace.formats.chrome_events import Event, write_events
 from syncline.trace.formats.chrome_write import chrome_events, chrome_head
 from syncline.trace.formats.horovod_write import horovod_trace
@@ -19,13 +18,20 @@ from syncline.trace.formats.load import TRACE, Source, find
 _STYLES = ("chrome", "horovod")
 
 
-def trace_export(
-    what: Annotated[str, typer.Argument(metavar="export", help="Write the trace of a run for other tools.")],
+app = new_app()
+
+
+@app.command()
+def export(
     run: Annotated[
-        Path, typer.Argument(help=f"A run folder, a strategy's folder in it, a {TRACE}, or a folder of ranks' spans.")
+        Path,
+        typer.Argument(help=f"A run folder, a strategy's folder in it, a {TRACE}, or a folder with a file per rank."),
     ],
     style: Annotated[
-        str, typer.Option(help="chrome: a process a rank, a track a lane. horovod: a row a tensor, Horovod's names.")
+        str,
+        typer.Option(
+            help="chrome: one process per rank, one track per lane. horovod: one row per tensor, with Horovod's names."
+        ),
     ] = "chrome",
     out: Annotated[
         Path | None,
@@ -34,7 +40,6 @@ def trace_export(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON and nothing else.")] = False,
 ) -> None:
     """Export the spans of all ranks as one trace that chrome://tracing and Perfetto open."""
-    del what
     if style not in _STYLES:
         raise unknown("style", style, _STYLES)
     source = find(run)
@@ -46,7 +51,7 @@ def trace_export(
     lines = [f"note: {text}" for text in told["notes"]]
     lines.append(f"{told['spans']:,} spans of {len(told['ranks'])} ranks, {told['events']:,} events")
     lines.append(f"trace: {target}")
-    Console().print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)
+    say("\n".join(lines))
 
 
 def _target(source: Source, style: str, out: Path | None) -> Path:
@@ -59,7 +64,7 @@ def _target(source: Source, style: str, out: Path | None) -> Path:
 
 
 def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
-    """Write the file; what went into it."""
+    """Write the file; returns counts of what it holds."""
     events, head, notes = _content(source, style)
     phases: Counter[str] = Counter()
     tracks: set[tuple[int, int]] = set()
@@ -90,7 +95,7 @@ def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
 
 
 def _content(source: Source, style: str) -> tuple[Iterable[Event], dict[str, Any] | None, list[str]]:
-    """The events, what the file begins with, and what is to be said of it."""
+    """The events, the head of the file, and notes for the user."""
     spans = source.spans
     if style == "chrome":
         metadata = {**source.metadata, "notes": list(source.notes)}

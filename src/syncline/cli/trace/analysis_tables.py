@@ -1,4 +1,4 @@
-"""The analysis of a trace for a terminal: the verdict first, then what it rests on."""
+"""The analysis of a trace as text for a terminal: the verdict first, then the tables behind it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from syncline.report.figures import one_line, printable
-from syncline.report.scaling import Curve, StartUp
+from syncline.report.figures import bandwidth, one_line, percent, plural, printable, size
+from syncline.report.scaling import StartUp
+from syncline.report.tables import scaling, show
+from syncline.results.file import Results
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.critical_path import Piece
 from syncline.trace.analysis.findings import Finding
@@ -19,70 +21,72 @@ _SHORT = {
     "data": "data", "forward": "forw.", "backward": "backw.", "exposed_encode": "enc.", "exposed_exchange": "exch.",
     "wait": "wait", "update": "upd.", "other": "other",
 }  # fmt: skip
-_FIRST = 3  # findings beside the verdict
-_RANKS = 16
-_NOTHING = 0.05  # of a step
-_NARROW = 70
-_WIDE = 100
-"""Columns of a terminal that has room for everything."""
+_MORE_FINDINGS = 3  # shown after the verdict
+_MOST_RANKS = 16
+_NEGLIGIBLE_START = 0.05  # of a step
+_NARROW, _WIDE = 70, 100  # columns of a terminal
 
 
-def one_run(console: Console, told: Analysis, source: str, *, top: int, start: StartUp | None = None) -> None:
-    """Everything on one run; `start` is what its results say of the time outside its steps."""
+def print_run(console: Console, analysis: Analysis, source: str, *, top: int, start: StartUp | None = None) -> None:
+    """Print everything about one run. `start` is the time outside its steps, from its results."""
     _line(console, f"trace: {source}")
-    _line(console, f"{_head(told)}")
-    _verdict(console, told)
-    console.print(_breakdown(told) if console.width >= _NARROW else _upright(told))
-    _exchanges(console, told)
-    if told.units:
-        console.print(_units(told, top, wide=console.width >= _WIDE))
-    _startup(console, told)
+    _line(console, f"{_head(analysis)}")
+    _verdict(console, analysis)
+    console.print(_breakdown(analysis) if console.width >= _NARROW else _breakdown_by_phase(analysis))
+    _exchanges(console, analysis)
+    if analysis.units:
+        console.print(_units(analysis, top, wide=console.width >= _WIDE))
+    _startup(console, analysis)
     if start is not None:
-        _outside(console, start)
-    _path(console, told.critical_path, told.critical_step, top)
-    _bound(console, told)
-    for note in told.notes:
+        _outside_steps(console, start)
+    _path(console, analysis.critical_path, analysis.critical_step, top)
+    _bound(console, analysis)
+    for note in analysis.notes:
         _line(console, f"note: {note}")
 
 
-def several_runs(
-    console: Console, found: Mapping[str, Analysis], scaling: Sequence[Curve], folder: Path, *, notes: Sequence[str]
+def print_runs(
+    console: Console, found: Mapping[str, Analysis], results: Results | None, folder: Path, *, notes: Sequence[str]
 ) -> None:
-    """A row a run, each with its verdict, how a strategy scales, and what is missing."""
-    phases = _seen(told.breakdown for told in found.values()) if console.width >= _WIDE else []
+    """Print one row per run, each run's verdict, how the strategies scale, and what is missing."""
+    phases = _seen(analysis.breakdown for analysis in found.values()) if console.width >= _WIDE else []
     table = _table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
-    for name, told in found.items():
-        shares = [_percent(told.breakdown[phase]) for phase in phases]
+    for name, analysis in found.items():
+        shares = [percent(analysis.breakdown[phase]) for phase in phases]
         table.add_row(
-            Text(printable(name)), str(told.world_size), _ms(told.step_ms["median"]), *shares, told.verdict.kind
+            Text(printable(name)),
+            str(analysis.world_size),
+            _ms(analysis.step_ms["median"]),
+            *shares,
+            analysis.verdict.kind,
         )
     console.print(table)
-    for name, told in found.items():
-        _line(console, f"{name}: {_sentence(told.verdict)}")
-    for curve in scaling:
+    for name, analysis in found.items():
+        _line(console, f"{name}: {_sentence(analysis.verdict)}")
+    if results is not None:
         console.print()
-        console.print(_scaling(curve))
+        show(console, scaling(results))
     for note in notes:
         _line(console, f"note: {note}")
     _line(console, f"more on one of them: syncline trace analyze {folder} --run {next(iter(found))}")
 
 
-def _head(told: Analysis) -> str:
-    what = told.strategy or told.imported or "a trace"
-    ranks = f"{told.world_size} rank{'s' if told.world_size != 1 else ''}"
-    step = told.step_ms
-    steady = len(told.steps) - told.startup.steps
+def _head(analysis: Analysis) -> str:
+    what = analysis.strategy or analysis.imported or "a trace"
+    ranks = plural(analysis.world_size, "rank")
+    step = analysis.step_ms
+    steady = len(analysis.steps) - analysis.startup.steps
     return (
-        f"{what}, {ranks}, steps {told.steps[0]} to {told.steps[-1]}: {_ms(step['median'])} ms a step (median of"
+        f"{what}, {ranks}, steps {analysis.steps[0]} to {analysis.steps[-1]}: {_ms(step['median'])} ms a step (median of"
         f" {steady} steady ones; mean {_ms(step['mean'])}, 95% below {_ms(step['p95'])})"
     )
 
 
-def _verdict(console: Console, told: Analysis) -> None:
+def _verdict(console: Console, analysis: Analysis) -> None:
     console.print()
-    console.print(Text.assemble("verdict: ", (told.verdict.kind, "bold")))
-    _line(console, _sentence(told.verdict))
-    for finding in told.findings[1 : 1 + _FIRST]:
+    console.print(Text.assemble("verdict: ", (analysis.verdict.kind, "bold")))
+    _line(console, _sentence(analysis.verdict))
+    for finding in analysis.findings[1 : 1 + _MORE_FINDINGS]:
         kind = "" if finding.kind == "unclear" else f" {finding.kind}"
         _line(console, f"also{kind}: {_sentence(finding)}")
     console.print()
@@ -93,76 +97,78 @@ def _sentence(finding: Finding) -> str:
     return finding.sentence + gain
 
 
-def _breakdown(told: Analysis) -> Table:
-    phases = _seen([told.breakdown])
+def _breakdown(analysis: Analysis) -> Table:
+    phases = _seen([analysis.breakdown])
     table = _table("ms a step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
-    for rank in told.ranks[:_RANKS]:
+    for rank in analysis.ranks[:_MOST_RANKS]:
         table.add_row(str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases))
-    if len(told.ranks) > _RANKS:
-        table.add_row(f"... {len(told.ranks) - _RANKS} more", *([""] * (1 + len(phases))))
-    table.add_row("share", "", *(_percent(told.breakdown[phase]) for phase in phases))
+    if len(analysis.ranks) > _MOST_RANKS:
+        table.add_row(f"... {len(analysis.ranks) - _MOST_RANKS} more", *([""] * (1 + len(phases))))
+    table.add_row("share", "", *(percent(analysis.breakdown[phase]) for phase in phases))
     return table
 
 
-def _upright(told: Analysis) -> Table:
-    """The same for a narrow terminal: a row a phase, the first ranks beside each other."""
-    shown = told.ranks[:3]
+def _breakdown_by_phase(analysis: Analysis) -> Table:
+    """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
+    shown = analysis.ranks[:3]
     table = _table("ms a step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
-    for phase in _seen([told.breakdown]):
+    for phase in _seen([analysis.breakdown]):
         ms = [_ms(rank.breakdown_ms[phase]) for rank in shown]
-        table.add_row(_long(phase), *ms, _percent(told.breakdown[phase]))
+        table.add_row(_long(phase), *ms, percent(analysis.breakdown[phase]))
     table.add_row("step", *(_ms(rank.step_ms["mean"]) for rank in shown), "")
     return table
 
 
 def _seen(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:
-    """The phases that take any time: a narrow terminal has no room for the others."""
+    """The phases that take any time; there is no room for the others."""
     rows = list(breakdowns)
     return [phase for phase in PHASES if any(row[phase] >= 0.0005 for row in rows)]
 
 
-def _exchanges(console: Console, told: Analysis) -> None:
-    wire = told.wire
+def _exchanges(console: Console, analysis: Analysis) -> None:
+    wire = analysis.wire
     if wire is None:
         _line(console, "exchanges: none")
         return
-    parts = [f"exchanges: {wire.messages:.3g} a step, {_size(wire.bytes)}", f"{_ms(wire.busy_ms)} ms of transfer"]
+    parts = [f"exchanges: {wire.messages:.3g} a step, {size(wire.bytes)}", f"{_ms(wire.busy_ms)} ms of transfer"]
     parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks")
-    if told.communication is not None:
-        parts.append(f"{_percent(told.communication)} of the transfers behind compute")
-    if told.compression is not None:
-        parts.append(f"{_percent(told.compression)} of the compression behind compute")
+    if analysis.communication is not None:
+        parts.append(f"{percent(analysis.communication)} of the transfers behind compute")
+    if analysis.compression is not None:
+        parts.append(f"{percent(analysis.compression)} of the compression behind compute")
     _line(console, ", ".join(parts))
     if wire.bits:
         how = {"fitted": "from messages of several sizes", "link": "the link's", "seen": "bytes over time"}
         _line(
             console,
-            f"a message costs {wire.latency_ms:.2f} ms and its bytes at {_bits(wire.bits)}"
+            f"a message costs {wire.latency_ms:.2f} ms and its bytes at {bandwidth(wire.bits)}"
             f" ({how.get(wire.known, 'assumed')})",
         )
-    for late in told.late[:4]:
+    for late in analysis.late[:4]:
         doing = f", in {_long(late.doing)}" if late.doing else ""
-        _line(console, f"late: rank {late.rank}, {_percent(late.share)} of waits, {_ms(late.wait_ms)} ms a step{doing}")
+        _line(console, f"late: rank {late.rank}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms a step{doing}")
     console.print()
 
 
-def _units(told: Analysis, top: int, *, wide: bool) -> Table:
-    title = f"units by exposed time ({min(top, len(told.units))} of {len(told.units)}), ms from the step's start"
+def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
+    title = (
+        f"units by exposed time ({min(top, len(analysis.units))} of {len(analysis.units)}), ms from the step's start"
+    )
     more = ("ready", "wait", "Mbit/s") if wide else ()
     table = _table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
-    for unit in told.units[:top]:
+    for unit in analysis.units[:top]:
         repeats = f" x{unit.count:.3g}" if unit.count > 1.01 else ""
-        size = _size(unit.bytes) if unit.bytes else "-"
+        bytes_text = size(unit.bytes) if unit.bytes else "-"
         rate = f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"
         extra = (_ms(unit.ready_ms), _ms(unit.wait_ms), rate) if wide else ()
         times = (unit.launch_ms, unit.end_ms, unit.transfer_ms, unit.exposed_ms)
-        table.add_row(Text(one_line(unit.unit or unit.name) + repeats), size, *map(_ms, times), *extra)
+        table.add_row(Text(one_line(unit.unit or unit.name) + repeats), bytes_text, *map(_ms, times), *extra)
     return table
 
 
-def _startup(console: Console, told: Analysis) -> None:
-    start = told.startup
-    if start.extra_ms < _NOTHING * start.steady_ms:
+def _startup(console: Console, analysis: Analysis) -> None:
+    start = analysis.startup
+    if start.extra_ms < _NEGLIGIBLE_START * start.steady_ms:
         _line(console, "start-up: none, the first step takes no longer than others")
         return
     reasons = ", ".join(f"{_long(phase)} {_ms(ms)}" for phase, ms in start.causes[:4])
@@ -174,7 +180,7 @@ def _startup(console: Console, told: Analysis) -> None:
     )
 
 
-def _outside(console: Console, start: StartUp) -> None:
+def _outside_steps(console: Console, start: StartUp) -> None:
     before = [f"{name} {_ms(ms)} ms" for name, ms in start.parts if name != "first step"]
     if before:
         _line(console, f"before the first step: {', '.join(before)}")
@@ -183,7 +189,7 @@ def _outside(console: Console, start: StartUp) -> None:
 
 
 def _path(console: Console, pieces: Sequence[Piece], step: int, top: int) -> None:
-    """The longest pieces in the order of time; what lies between is summed up."""
+    """The longest parts of the critical path in the order of time; the short ones are summed up."""
     least = 0.01 * sum(piece.ms for piece in pieces)
     longest = sorted((n for n, piece in enumerate(pieces) if piece.ms >= least), key=lambda n: -pieces[n].ms)[:top]
     shown = [
@@ -195,8 +201,8 @@ def _path(console: Console, pieces: Sequence[Piece], step: int, top: int) -> Non
     _line(console, f"critical path of step {step}, ms: {' > '.join(shown)}{more}")
 
 
-def _bound(console: Console, told: Analysis) -> None:
-    bound = told.bound
+def _bound(console: Console, analysis: Analysis) -> None:
+    bound = analysis.bound
     if bound.bound_ms is None or bound.distance is None:
         _line(console, "bound: not known, the trace holds no compute")
         return
@@ -206,22 +212,6 @@ def _bound(console: Console, told: Analysis) -> None:
         f"bound: {_ms(bound.bound_ms)} ms = max(compute {_ms(bound.compute_ms or 0.0)} ms, wire {on_wire}); the step is"
         f" {bound.distance:+.0%} from it",
     )
-
-
-def _scaling(curve: Curve) -> Table:
-    names = ("ranks", "step ms", "speed-up", "efficiency", "first epoch s", "later s", "with start-up")
-    table = _table(f"scaling of {curve.strategy}", *names)
-    for p in curve.points:
-        table.add_row(
-            str(p.world_size),
-            *(_or_none(value, "{:.1f}") for value in (p.step_ms,)),
-            _or_none(p.speedup, "{:.2f}x"),
-            _or_none(p.efficiency, "{:.0%}"),
-            _or_none(p.first_epoch_s, "{:.1f}"),
-            _or_none(p.later_epoch_s, "{:.1f}"),
-            _or_none(p.whole_speedup, "{:.2f}x"),
-        )
-    return table
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -238,12 +228,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _line(console: Console, text: str) -> None:
-    # A line is one line: names of others may hold anything.
+    # Names from a trace may contain line breaks.
     console.print(Text(printable(text).replace("\n", " ")), soft_wrap=not console.is_terminal)
-
-
-def _or_none(value: float | None, text: str) -> str:
-    return "-" if value is None else text.format(value)
 
 
 def _named(unit: str) -> str:
@@ -263,24 +249,3 @@ def _long(phase: str) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
-
-
-def _size(size: float) -> str:
-    return _scaled(size, ("B", "kB", "MB", "GB"))
-
-
-def _bits(rate: float) -> str:
-    return _scaled(rate, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
-
-
-def _scaled(value: float, units: Iterable[str]) -> str:
-    *smaller, last = units
-    for unit in smaller:
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} {last}"

@@ -1,0 +1,104 @@
+"""Typer apps whose commands are imported when they are called, and whose errors are one line with exit code 2."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+
+from syncline.errors import UsageError, unknown
+from syncline.report.figures import printable
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Typer's error for wrong arguments. Some versions of Typer take it from click, others bring their own.
+_ArgumentError: Any = typer.BadParameter.__mro__[1]
+
+
+class Group(TyperGroup):
+    """A group of commands. An error that the user can fix becomes one line on standard error and exit code 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begins with; a misspelled name is an error with the nearest match."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            raise unknown("command", args[0], names)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with its errors reported."""
+        with _reported_errors():
+            return super().invoke(ctx)
+
+
+class LazyGroup(Group):
+    """Commands that live in one module each. The help page does not import them."""
+
+    package: ClassVar[str]
+    """The package of the modules; each is named like its command and has an `app`."""
+    summaries: ClassVar[Mapping[str, str]]
+    """For each command, one sentence for the help page."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command."""
+        if cmd_name not in self.summaries:
+            return None
+        try:
+            return typer.main.get_command(import_module(f"{self.package}.{cmd_name}").app)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{error}: pip install 'syncline[cli]'") from error
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands for the help page."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries.items()))
+
+
+def new_app(group: type[Group] = Group) -> typer.Typer:
+    """A Typer app with plain-text help pages and ordinary tracebacks."""
+    return typer.Typer(cls=group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@contextmanager
+def _reported_errors() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        _complain(error)
+        raise typer.Exit(2) from None
+    except _ArgumentError as error:
+        _complain(f"{_message(error)}; see {error.ctx.command_path} --help")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("syncline: interrupted; what had finished is kept", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+    except OSError as error:
+        # An error without a file name, such as a lost connection, is not a mistake of the user.
+        if error.filename is None and error.errno not in _DISK_FULL:
+            raise
+        place = "" if error.filename is None else f"'{os.fsdecode(error.filename)}': "
+        _complain(f"{place}{error.strerror or error}")
+        raise typer.Exit(2) from None
+
+
+def _message(error: Any) -> str:
+    if getattr(error, "option_name", None) == "--from":
+        return f"there is no --from: the run is the argument, {error.ctx.command_path} RUN"
+    text: str = error.format_message().rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _complain(text: object) -> None:
+    """Write one line to standard error. Names in it may come from a file that somebody else wrote."""
+    print(f"syncline: {printable(text)}", file=sys.stderr)

@@ -1,0 +1,99 @@
+"""`syncline trace analyze`: where the time of a step goes, why, and what could be gained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from syncline.cli.app import new_app
+from syncline.cli.output import print_json
+from syncline.cli.trace import analysis_tables
+from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_runs
+from syncline.errors import UsageError
+from syncline.report.scaling import Point, StartUp, curves, start_up
+from syncline.results import file as results_file
+from syncline.trace.analysis.analysis import Analysis
+from syncline.trace.analysis.analysis import analyze as analyze_spans
+from syncline.trace.formats.load import TRACE, find
+
+app = new_app()
+
+
+@app.command()
+def analyze(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help=f"A run folder, a {TRACE}, or a trace of another tool: a torch.profiler file, a folder with one file"
+            " per rank, a Horovod timeline.",
+        ),
+    ],
+    steps: Annotated[str, typer.Option(help="Only these steps: 10:20 is 10 to 19, 10: all from 10 on.")] = "",
+    run: Annotated[str | None, typer.Option(help="One run of a folder that holds several.")] = None,
+    top: Annotated[int, typer.Option(help="Number of units and of parts of the critical path to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the analysis as JSON and nothing else.")] = False,
+) -> None:
+    """Analyse a trace: the verdict, then the breakdown, late ranks, units, start-up, critical path and bound."""
+    chosen = parse_steps(steps)
+    if top < 1:
+        raise UsageError(f"--top must be at least 1, not {top}")
+    console = Console(highlight=False, emoji=False)
+    several = several_runs(path) if run is None else []
+    if not several:
+        source, analysis = _analyze(path, run, chosen)
+        if as_json:
+            print_json(analysis.as_json(source))
+        else:
+            start, notes = _start_up(Path(source), analysis)
+            analysis = replace(analysis, notes=(*analysis.notes, *notes))
+            analysis_tables.print_run(console, analysis, source, top=top, start=start)
+        return
+    found, notes = load_each(several, lambda folder: _analyze(folder, None, chosen), path)
+    results, more_notes = _results(path)
+    notes += more_notes
+    if as_json:
+        rows = [analysis.as_json(source) for source, analysis in found.values()]
+        scaling = [] if results is None else curves(results)
+        points = [{"strategy": curve.strategy, **_facts(point)} for curve in scaling for point in curve.points]
+        print_json({"runs": rows, "scaling": points, "notes": notes})
+    else:
+        analyses = {name: analysis for name, (_, analysis) in found.items()}
+        analysis_tables.print_runs(console, analyses, results, path, notes=notes)
+
+
+def _analyze(path: Path, run: str | None, steps: Steps | None) -> tuple[str, Analysis]:
+    source = find(path, run=run)
+    try:
+        analysis = analyze_spans(source.spans, metadata=source.metadata, notes=source.notes, steps=steps)
+    except UsageError as error:
+        raise UsageError(f"{source.path}: {error}") from None
+    return str(source.path), analysis
+
+
+def _results(folder: Path) -> tuple[results_file.Results | None, list[str]]:
+    """The results of a run folder, and a note if they cannot be used. The analysis does not need them."""
+    if not (folder / results_file.FILE_NAME).is_file():
+        return None, []
+    try:
+        return results_file.load(folder), []
+    except UsageError as error:
+        return None, [f"the run's results are not used: {error}"]
+
+
+def _start_up(trace: Path, analysis: Analysis) -> tuple[StartUp | None, list[str]]:
+    """The time before the first step and of the epochs, from the run's results."""
+    above = trace.absolute().parent.parent
+    if trace.name != TRACE or above.name != "runs":
+        return None, []
+    results, notes = _results(above.parent)
+    rows = [] if results is None else [run for run in results["runs"] if results_file.ok(run)]
+    own = (analysis.strategy, analysis.world_size)
+    found = [run for run in rows if (run["strategy"], run["world_size"]) == own]
+    return start_up(found[0]) if len(found) == 1 else None, notes
+
+
+def _facts(point: Point) -> dict[str, Any]:
+    return {name: value for name, value in vars(point).items() if name != "run"}
