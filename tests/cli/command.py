@@ -10,6 +10,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 SYNCLINE = [sys.executable, "-m", "syncline"]
+PATHS = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""PYTHONPATH of commands: models and strategies of the tests, and the same syncline as the tests."""
 
 
 class Command:
@@ -18,7 +20,7 @@ class Command:
     def __init__(self, *args, cwd, program=None, **variables):
         self.mark = f"mark-{uuid.uuid4().hex}"
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-        environment |= {"SYNCLINE_TEST_MARK": self.mark, "PYTHONPATH": str(TESTS), "COLUMNS": "120", **variables}
+        environment |= {"SYNCLINE_TEST_MARK": self.mark, "PYTHONPATH": PATHS, "COLUMNS": "120", **variables}
         self.process = subprocess.Popen(
             [*(program or SYNCLINE), *map(str, args)],
             cwd=cwd,

@@ -12,12 +12,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from command import SYNCLINE, TESTS
+from command import PATHS, SYNCLINE
 from forked import call
 from rich.console import Console
 
-from syncline.cli.livetable import STEPS, Phases
-from syncline.cli.watch import Bars, Lines
+from syncline.cli.progress import STEPS, Bars, Lines, Phases
 from syncline.trace import Recorder
 from syncline.train.rank import live
 from syncline.train.rank.live import PHASES, Live
@@ -183,7 +182,7 @@ def test_a_terminal_shows_the_table(tmp_path):
     job += ["--steps", "25", "--set", "train.test_samples=0", "--out", "run"]
     process = subprocess.Popen(
         [*SYNCLINE, *job], cwd=tmp_path, stdin=child, stdout=child, stderr=child,
-        env=variables | {"TERM": "xterm-256color", "PYTHONPATH": str(TESTS)},
+        env=variables | {"TERM": "xterm-256color", "PYTHONPATH": PATHS},
     )  # fmt: skip
     os.close(child)
     seen, deadline = b"", time.monotonic() + 90

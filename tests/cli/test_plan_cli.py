@@ -50,12 +50,21 @@ def costs_of(folder):
 
 
 def test_plan_from_a_run(invoke, tmp_path):
-    done = invoke("plan", "--from", "run", "--out", "plan.toml")
+    done = invoke("plan", "run", "--out", "plan.toml")
     assert done.code == 0, done.err
-    words = ("launch", "weighed for 2 nodes, links of 100Mbit/s", "none", "bf16", "bound:", "why:", "replay:", "saved")
+    words = (
+        "launch",
+        "alternatives for 2 nodes, links of 100Mbit/s",
+        "none",
+        "bf16",
+        "bound:",
+        "why:",
+        "replay:",
+        "saved",
+    )
     for word in words:
         assert word in done.out
-    told = json.loads(invoke("plan", "--from", "run", "--json").out)
+    told = json.loads(invoke("plan", "run", "--json").out)
     assert told["plan"]["hash"] == load(tmp_path / "plan.toml").hash
     assert {"none", "bf16", "int8"} <= {row["name"] for row in told["alternatives"]}
     assert 0 < told["bound_ms"] <= told["predicted_ms"]
@@ -64,7 +73,7 @@ def test_plan_from_a_run(invoke, tmp_path):
 
 def test_a_plan_for_another_network_and_for_one_codec(invoke, tmp_path):
     def chosen(*args):
-        told = json.loads(invoke("plan", "--from", costs_of(tmp_path / "run"), "--json", *args).out)
+        told = json.loads(invoke("plan", costs_of(tmp_path / "run"), "--json", *args).out)
         return told, {unit["codec"] for unit in told["plan"]["units"]}
 
     fast, plain = chosen("--bandwidth", "1000Gbit")
@@ -78,11 +87,11 @@ def test_a_plan_for_another_network_and_for_one_codec(invoke, tmp_path):
 
 
 def test_simulate_states_its_replay_error(invoke):
-    done = invoke("simulate", "--from", "run", "--nodes", "64", "--bandwidth", "25Gbit", "--compress", "int8")
+    done = invoke("simulate", "run", "--nodes", "64", "--bandwidth", "25Gbit", "--compress", "int8")
     assert done.code == 0, done.err
     for word in ("64 nodes, links of 25Gbit/s", "with int8", "infinite network", "perfect overlap", "error"):
         assert word in done.out
-    told = json.loads(invoke("simulate", "--from", "run", "--nodes", "10000", "--json").out)
+    told = json.loads(invoke("simulate", "run", "--nodes", "10000", "--json").out)
     what_if = told["what_if"]
     assert what_if["infinite_network_ms"] <= told["predicted_ms"]
     assert what_if["perfect_overlap_ms"] == told["bound_ms"] <= told["predicted_ms"]
@@ -90,10 +99,10 @@ def test_simulate_states_its_replay_error(invoke):
 
 
 def test_a_sweep_is_tabulated_and_plotted(invoke, tmp_path):
-    done = invoke("simulate", "--from", "run", "--sweep")
+    done = invoke("simulate", "run", "--sweep")
     assert done.code == 0, done.err
     assert "compression beyond bf16 pays" in done.out
-    told = json.loads(invoke("simulate", "--from", "run", "--sweep", "--json", "--nodes", "8").out)
+    told = json.loads(invoke("simulate", "run", "--sweep", "--json", "--nodes", "8").out)
     assert [row["nodes"] for row in told["rows"]] == [8] * 9
     assert [entry["nodes"] for entry in told["pays"]] == [8]
     picture = ET.parse(tmp_path / told["plot"]).getroot()
@@ -103,7 +112,7 @@ def test_a_sweep_is_tabulated_and_plotted(invoke, tmp_path):
 
 def test_costs_without_their_run_give_no_error(invoke, tmp_path):
     shutil.copytree(costs_of(tmp_path / "run").parent, tmp_path / "alone")
-    done = invoke("simulate", "--from", "alone", "--bandwidth", "1Gbit")
+    done = invoke("simulate", "alone", "--bandwidth", "1Gbit")
     assert done.code == 0, done.err
     assert "its error is not known" in done.out
 
@@ -111,17 +120,19 @@ def test_costs_without_their_run_give_no_error(invoke, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("plan", "--from", "nowhere"), "there is no 'nowhere'"),
-        (("simulate", "--from", "empty"), "run syncline train --strategy 'syncline(auto)' first"),
-        (("simulate", "--from", "run/results.json"), "name a run folder or its costs.json"),
-        (("simulate", "--from", "twice"), "name one, such as --from"),
-        (("simulate", "--from", "run", "--compress", "topk(0.01)"), "was not measured in that run"),
-        (("simulate", "--from", "run", "--compress", "auto(tpok)"), "did you mean 'topk'"),
-        (("simulate", "--from", "run", "--bandwidth", "fast"), "is not a bandwidth"),
-        (("simulate", "--from", "run", "--nodes", "1"), "--nodes must be at least 2"),
-        (("simulate", "--from", "run", "--sweep", "--compress", "bf16"), "give --compress a codec"),
-        (("plan", "--from", "run", "--model", "mlp"), "leave --model out"),
-        (("plan", "--from", "run", "--out", "empty"), "is a folder"),
+        (("plan", "nowhere"), "there is no 'nowhere'"),
+        (("simulate", "empty"), "run syncline train --strategy 'syncline(auto)' first"),
+        (("simulate", "run/results.json"), "name a run folder or its costs.json"),
+        (("simulate", "twice"), "name one, such as twice/runs/"),
+        (("simulate", "run", "--compress", "topk(0.01)"), "was not measured in that run"),
+        (("simulate", "run", "--compress", "auto(tpok)"), "did you mean 'topk'"),
+        (("simulate", "run", "--bandwidth", "fast"), "is not a bandwidth"),
+        (("simulate", "run", "--nodes", "1"), "--nodes must be at least 2"),
+        (("simulate", "run", "--sweep", "--compress", "bf16"), "give --compress a codec"),
+        (("plan", "run", "--model", "mlp"), "leave --model out"),
+        (("plan", "run", "--out", "empty"), "is a folder"),
+        (("plan", "--from", "run"), "there is no --from: the run is the argument, syncline plan RUN"),
+        (("simulate", "--from", "run"), "the run is the argument, syncline simulate RUN"),
         (("plan", "--compress", "tpok"), "did you mean 'topk'"),
         (("plan", "--nproc", "1"), "at least two ranks"),
     ],
@@ -140,7 +151,7 @@ def test_broken_files_are_named(invoke, tmp_path):
     for name in ("costs.json", "shapes.json", "plan.toml"):
         kept = (folder / name).read_text()
         (folder / name).write_text("{")
-        done = invoke("plan", "--from", "run")
+        done = invoke("plan", "run")
         assert (done.code, name in done.err) == (2, True), done.err
         (folder / name).write_text(kept)
 

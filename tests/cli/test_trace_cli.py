@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from forked import call
 
-from syncline.cli.execute import print_json
 from syncline.cli.main import main
+from syncline.cli.output import print_json
 from syncline.trace import Span
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock
@@ -158,7 +158,7 @@ def test_what_may_not_be_read_is_one_line(tmp_path, invoke, simulate, monkeypatc
 
     for name in ("is_file", "is_dir", "iterdir"):
         monkeypatch.setattr(Path, name, refuse)
-    for done in (*(invoke(action, "secret", *more) for action, more in COMMANDS.items()), simulate("--from", "secret")):
+    for done in (*(invoke(action, "secret", *more) for action, more in COMMANDS.items()), simulate("secret")):
         assert done.code == 2
         assert done.err.startswith("syncline: '")
         assert done.err.endswith("Permission denied\n")
@@ -170,7 +170,7 @@ def test_names_that_are_too_long_are_one_line(tmp_path, invoke, simulate):
     write_chrome_trace(diff_traces.trace(), tmp_path / "trace.json.gz")
     found = [invoke(action, long, *more) for action, more in COMMANDS.items()]
     found += [invoke(action, "trace.json.gz", "-o", long) for action in ("view", "export")]
-    found += [invoke("diff", "trace.json.gz", long), simulate("--from", long)]
+    found += [invoke("diff", "trace.json.gz", long), simulate(long)]
     for done in found:
         assert (done.code, len(done.err.splitlines())) == (2, 1)
         assert "File name too long" in done.err
@@ -180,7 +180,7 @@ def test_an_error_that_is_not_the_users_is_not_hidden(tmp_path, invoke, monkeypa
     def broken(*args, **kwargs):
         raise ConnectionResetError(104, "Connection reset by peer")
 
-    monkeypatch.setattr("syncline.cli.trace_export.find", broken)
+    monkeypatch.setattr("syncline.cli.trace.export.find", broken)
     monkeypatch.setattr(sys, "argv", ["syncline", "trace", "export", "x"])
     with pytest.raises(ConnectionResetError):
         main()
@@ -202,7 +202,7 @@ def test_names_in_a_trace_reach_no_terminal_as_they_are(tmp_path, invoke, simula
     about = {"strategy": evil, "world_size": 2, "notes": [evil]}
     write_chrome_trace(diff_traces.trace(units=(evil, "b")), tmp_path / "trace.json.gz", metadata=about)
     found = [invoke(action, "trace.json.gz", *more) for action, more in COMMANDS.items()]
-    found += [invoke("diff", "trace.json.gz", "trace.json.gz"), simulate("--from", "trace.json.gz")]
+    found += [invoke("diff", "trace.json.gz", "trace.json.gz"), simulate("trace.json.gz")]
     for done in found:
         assert (done.code, done.err) == (0, "")
         assert not set("\x1b\x07\udcff") & set(done.out)

@@ -2,21 +2,20 @@
 
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from command import PATHS
 
 from syncline.cli.main import main
-from syncline.cli.options import resolve
+from syncline.cli.session import resolve
 
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch, capfd):
     """Call the command line in an empty folder."""
     handler = signal.getsignal(signal.SIGTERM)
-    tests = str(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", tests)
+    monkeypatch.setenv("PYTHONPATH", PATHS)
     monkeypatch.chdir(tmp_path)
 
     def call(*args):
@@ -62,7 +61,11 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("bench", "codecs", "--device", "tpu"), "use --device cpu"),
         (("bench", "codecs", "--largest-mb", "0.001"), "leaves no size"),
         (("bench", "convergence", "--steps", "0"), "--steps must be at least 1"),
-        (("bench", "--json", "overlap"), "its options come after it"),
+        (("bench", "--json", "overlap"), "no such option: --json"),
+        (("bench", "recorder", "--codecs", "int8"), "no such option: --codecs"),
+        (("bench", "codecs", "--steps", "3"), "no such option: --steps"),
+        (("trace", "view"), "missing argument"),
+        (("trace",), "missing command; see syncline trace --help"),
         (("bench", "overlap", "--rounds", "0"), "at least 1, and at least 3"),
         (("bench", "overlap", "--seconds", "0"), "a positive number of seconds"),
         (("bench", "overlap", "--nodes", "3", "--batch", "64"), "use --batch 63"),

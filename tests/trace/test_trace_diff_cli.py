@@ -73,7 +73,7 @@ def test_json_is_all_there_is(invoke):
 
 
 def test_any_trace_answers_what_if(invoke):
-    done = invoke("simulate", "--from", "a")
+    done = invoke("simulate", "a")
     assert done.code == 0, done.err
     for word in (
         "as it was",
@@ -85,9 +85,7 @@ def test_any_trace_answers_what_if(invoke):
         "error",
     ):
         assert word in done.out
-    told = json.loads(
-        invoke("simulate", "--from", "a/runs/ddp/trace.json.gz", "--what", "3x,infinite-network", "--json").out
-    )
+    told = json.loads(invoke("simulate", "a/runs/ddp/trace.json.gz", "--what", "3x,infinite-network", "--json").out)
     assert [row["what"] for row in told["answers"]] == ["3x", "infinite-network"]
     assert all(row["gain_ms"] > 0 for row in told["answers"])
     assert abs(told["replay"]["error"]) < 0.1
@@ -100,12 +98,12 @@ def test_another_codec_is_answered_from_cost_curves(invoke, tmp_path):
     shutil.copytree(RECORDED, inner)
     (inner / "results.json").rename(tmp_path / "auto" / "results.json")
     write_chrome_trace(diff_traces.trace(), inner / "trace.json.gz")
-    told = json.loads(invoke("simulate", "--from", "auto", "--what", "2x,codec=auto(int8, bf16)", "--json").out)
+    told = json.loads(invoke("simulate", "auto", "--what", "2x,codec=auto(int8, bf16)", "--json").out)
     assert [(row["what"], row["by"]) for row in told["answers"]] == [
         ("2x", "replay"), ("codec=auto(int8, bf16)", "cost curves")
     ]  # fmt: skip
     assert told["answers"][1]["predicted_ms"] > 0
-    assert "infinite_network_ms" in json.loads(invoke("simulate", "--from", "auto", "--json").out)["what_if"]
+    assert "infinite_network_ms" in json.loads(invoke("simulate", "auto", "--json").out)["what_if"]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +112,15 @@ def test_another_codec_is_answered_from_cost_curves(invoke, tmp_path):
         (("trace", "diff", "a", "nowhere"), "there is no 'nowhere'"),
         (("trace", "diff", "a", "empty"), "holds no trace"),
         (("trace", "diff", "a", "b", "--threshold", "much"), "write a share, such as 5%"),
-        (("simulate", "--from", "a", "--nodes", "4"), "--nodes needs cost curves"),
-        (("simulate", "--from", "a", "--sweep"), "--sweep needs cost curves"),
-        (("simulate", "--from", "a", "--what", "2x", "--bandwidth", "1Gbit"), "leave --bandwidth out"),
-        (("simulate", "--from", "a", "--what", "codec=int8"), "'codec=int8' needs cost curves"),
-        (("simulate", "--from", "a", "--what", "no-stragler"), "did you mean 'no-straggler'"),
-        (("simulate", "--from", "a", "--what", ","), "--what is empty"),
-        (("simulate", "--from", "two"), "steady steps are in every rank's trace"),
-        (("simulate", "--from", "empty", "--what", "2x"), "holds no trace"),
-        (("simulate", "--from", "nowhere"), "there is no 'nowhere'"),
+        (("simulate", "a", "--nodes", "4"), "--nodes needs cost curves"),
+        (("simulate", "a", "--sweep"), "--sweep needs cost curves"),
+        (("simulate", "a", "--what", "2x", "--bandwidth", "1Gbit"), "leave --bandwidth out"),
+        (("simulate", "a", "--what", "codec=int8"), "'codec=int8' needs cost curves"),
+        (("simulate", "a", "--what", "no-stragler"), "did you mean 'no-straggler'"),
+        (("simulate", "a", "--what", ","), "--what is empty"),
+        (("simulate", "two"), "steady steps are in every rank's trace"),
+        (("simulate", "empty", "--what", "2x"), "holds no trace"),
+        (("simulate", "nowhere"), "there is no 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(invoke, args, message):

@@ -29,6 +29,16 @@ class Group(TyperGroup):
             raise unknown("command", args[0], names)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands for the help page, each with its whole first sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def summary(self, ctx: Any, name: str) -> str:
+        """One sentence about a command."""
+        command = self.get_command(ctx, name)
+        return ((command and command.help) or "").split("\n")[0]
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command, with its errors reported."""
         with _reported_errors():
@@ -56,10 +66,9 @@ class LazyGroup(Group):
         except ModuleNotFoundError as error:
             raise UsageError(f"{error}: pip install 'syncline[cli]'") from error
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands for the help page."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.summaries.items()))
+    def summary(self, ctx: Any, name: str) -> str:
+        """The sentence for the help page."""
+        return self.summaries[name]
 
 
 def new_app(group: type[Group] = Group) -> typer.Typer:

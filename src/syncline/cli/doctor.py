@@ -34,7 +34,7 @@ class Finding:
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Show what this machine can do: cores, GPUs, backends, emulated nodes, link shaping, ports; and what is missing."""
+    """Show what this machine can do (cores, GPUs, backends, emulated nodes, link shaping, ports), and what it lacks."""
     findings = [*_machine(), *_torch(), *_cluster(), *_ports(), *_extras()]
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from typing import ClassVar
 
 import typer
 
@@ -13,7 +14,7 @@ class Verbs(LazyGroup):
     """The verbs of `syncline`."""
 
     package = "syncline.cli"
-    summaries = {
+    summaries: ClassVar = {
         "train": "Train a model with one synchronisation strategy.",
         "compare": "Train the same model with several strategies and report what each costs and why.",
         "plan": "Find the best plan for a job on a network, and explain the choice.",

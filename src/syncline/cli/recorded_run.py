@@ -1,4 +1,4 @@
-"""A recorded run for `plan` and `simulate`: its costs and its network, and predictions for other networks and codecs."""
+"""A recorded run for `plan` and `simulate`: its costs, its network, and predictions for other networks and codecs."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from syncline.cli.output import say
 from syncline.errors import UsageError
-from syncline.results.file import Results
+from syncline.results.schema import Results
 from syncline.train.config import Config, load_recipe, load_run, parse_settings, run_of
 
 Model = Annotated[str | None, typer.Option(help="A model: vgg11, resnet50, vit(size=tiny), my.module:factory ...")]

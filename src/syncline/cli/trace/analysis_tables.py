@@ -11,7 +11,7 @@ from rich.text import Text
 from syncline.report.figures import bandwidth, one_line, percent, plural, printable, size
 from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show
-from syncline.results.file import Results
+from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.critical_path import Piece
 from syncline.trace.analysis.findings import Finding
@@ -76,9 +76,10 @@ def _head(analysis: Analysis) -> str:
     ranks = plural(analysis.world_size, "rank")
     step = analysis.step_ms
     steady = len(analysis.steps) - analysis.startup.steps
+    steps = f"steps {analysis.steps[0]} to {analysis.steps[-1]}"
     return (
-        f"{what}, {ranks}, steps {analysis.steps[0]} to {analysis.steps[-1]}: {_ms(step['median'])} ms a step (median of"
-        f" {steady} steady ones; mean {_ms(step['mean'])}, 95% below {_ms(step['p95'])})"
+        f"{what}, {ranks}, {steps}: {_ms(step['median'])} ms a step (median of {steady} steady ones;"
+        f" mean {_ms(step['mean'])}, 95% below {_ms(step['p95'])})"
     )
 
 

@@ -14,6 +14,7 @@ from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_run
 from syncline.errors import UsageError
 from syncline.report.scaling import Point, StartUp, curves, start_up
 from syncline.results import file as results_file
+from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.analysis import analyze as analyze_spans
 from syncline.trace.formats.load import TRACE, find
@@ -73,7 +74,7 @@ def _analyze(path: Path, run: str | None, steps: Steps | None) -> tuple[str, Ana
     return str(source.path), analysis
 
 
-def _results(folder: Path) -> tuple[results_file.Results | None, list[str]]:
+def _results(folder: Path) -> tuple[Results | None, list[str]]:
     """The results of a run folder, and a note if they cannot be used. The analysis does not need them."""
     if not (folder / results_file.FILE_NAME).is_file():
         return None, []
