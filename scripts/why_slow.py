@@ -88,7 +88,7 @@ def record(case: Case, folder: Path) -> dict[str, Any]:
         "queue_ms": {way: one.get("queue_ms") for way, one in told.items()},
     }
     if case.what:
-        asked = ("-m", "syncline", "simulate", "--from", str(traces["slow"]), "--what", case.what, "--json")
+        asked = ("-m", "syncline", "simulate", str(traces["slow"]), "--what", case.what, "--json")
         row["replay"] = json.loads(python(*asked))
     python("-m", "syncline", "trace", "view", str(traces["slow"]), "-o", str(folder / f"{case.name}.html"))
     row["text"] = python("-m", "syncline", "trace", "analyze", str(traces["slow"]))

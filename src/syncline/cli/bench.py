@@ -172,8 +172,8 @@ def overlap(
     All start at once, then one at a time trains. Ratios compare turns of one round; the bound is max(compute,
     network). Writes overlap.json, overlap.html with two timelines, and a trace of each contestant.
     """
-    job: dict[str, Any] = {"model": model, "data": data, "nodes": nodes, "nproc": nproc, "bandwidth": bandwidth, "batch": batch}
-    config = session.resolve(recipe, settings, seed=seed, **job)
+    job: dict[str, Any] = {"model": model, "data": data, "batch": batch, "seed": seed}
+    config = session.resolve(recipe, settings, nodes=nodes, nproc=nproc, bandwidth=bandwidth, **job)
     if not recipe and not config.cluster.nodes and nproc is None:
         config = config.override({"cluster.nodes": 2, "cluster.bandwidth": config.cluster.bandwidth or "1Gbit"})
     if config.cluster.nodes:
