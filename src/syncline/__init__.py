@@ -24,4 +24,4 @@ def __getattr__(name: str) -> Any:
 
 
 if os.environ.get("SYNCLINE_TRACE"):
-    import_module("syncline.trace.record.environment").prepare()
+    import_module("syncline.trace.record.environment").start_if_requested()

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -155,6 +157,35 @@ def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Calla
 def reducer_group(model: Any, group: dist.ProcessGroup) -> None:
     """Have the reducer of torch's DistributedDataParallel exchange its buckets over `group`, of the same ranks."""
     model.reducer._update_process_group(group)
+
+
+def has_comm_hook(model: Any) -> bool:
+    """Whether a comm hook is registered with torch's DistributedDataParallel; True where that is not known."""
+    return bool(getattr(model, "_comm_hooks", True))
+
+
+def replace_compiled_call(model: Any, around: Callable[..., Any]) -> Callable[[], None] | None:
+    """Put `around(compiled, *args, **kwargs)` in place of the call that `model.compile()` made.
+
+    Returns the function that restores it, or None where the model is not compiled in place.
+    """
+    compiled = getattr(model, "_compiled_call_impl", None)
+    if compiled is None:
+        return None
+    replaced = model._compiled_call_impl = functools.partial(around, compiled)
+    known = weakref.ref(model)
+
+    def restore() -> None:
+        model = known()
+        if model is not None and model._compiled_call_impl is replaced:
+            model._compiled_call_impl = compiled
+
+    return restore
+
+
+def caller_module(depth: int) -> str:
+    """The name of the module whose code called this function's caller, `depth` calls up from there."""
+    return str(sys._getframe(depth + 1).f_globals.get("__name__", ""))
 
 
 def on_every_forward(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:

@@ -141,7 +141,7 @@ def test_a_message_holds_the_whole_step():
     filed(recorder, 0, 0)
     recorder.add("exchange", "late", 19_000_000, 26_000_000, unit="w", step=0)  # into the next step
     filed(recorder, 1, 20_000_000)
-    recorder.blocked(39_950_000, 40_000_000)
+    recorder.add_blocked(39_950_000, 40_000_000)
     told = Live().look(recorder, [0, 1])
     assert list(told) == [0, 1]
     assert set(told[1]) == set(PHASES)
@@ -154,7 +154,7 @@ def test_a_message_holds_the_whole_step():
 def test_looking_costs_less_than_its_share(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    recorder = SimpleNamespace(recent=lambda first: clock.__setitem__(0, clock[0] + 0.0005) or [])
+    recorder = SimpleNamespace(spans=lambda first: clock.__setitem__(0, clock[0] + 0.0005) or [])
     watch, spent, looks = Live(), 0.0, 0
     for step in range(2000):
         clock[0] += 0.02

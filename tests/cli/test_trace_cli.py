@@ -17,7 +17,7 @@ from syncline.trace import Span
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Part
-from syncline.trace.merge.rank_file import file_name, write_part
+from syncline.trace.merge.rank_file import rank_file_name, write_rank_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 import diff_traces
@@ -77,15 +77,15 @@ def test_a_run_is_exported_in_both_styles(tmp_path, invoke):
 
 def test_files_of_ranks_are_merged_and_what_is_missing_is_said(tmp_path, invoke):
     (tmp_path / "spans").mkdir()
-    write_part(Part(0, SPANS[:2], "a", Clock()), tmp_path / "spans", world_size=3)
-    write_part(Part(1, SPANS[2:], "b", Clock(error=5.0)), tmp_path / "spans", world_size=3)
+    write_rank_file(Part(0, SPANS[:2], "a", Clock()), tmp_path / "spans", world_size=3)
+    write_rank_file(Part(1, SPANS[2:], "b", Clock(error=5.0)), tmp_path / "spans", world_size=3)
     done = invoke("export", "spans")
     assert done.code == 0, done.err
-    assert f"note: {file_name(2)} is missing: rank 2 is left out" in done.out
+    assert f"note: {rank_file_name(2)} is missing: rank 2 is left out" in done.out
     check(load("spans/trace.chrome.json.gz"))
     again = json.loads(invoke("export", "spans/trace.chrome.json.gz", "-o", "again.json", "--json").out)
     assert (again["spans"], again["arrows"], again["clock_error_ns"]) == (4, 1, 5.0)
-    assert again["notes"] == [f"{file_name(2)} is missing: rank 2 is left out"]
+    assert again["notes"] == [f"{rank_file_name(2)} is missing: rank 2 is left out"]
 
 
 def test_a_backend_that_is_not_known_is_said(tmp_path, invoke):
@@ -107,7 +107,7 @@ def test_a_backend_that_is_not_known_is_said(tmp_path, invoke):
         (("export", "trace.json.gz", "-o", "none/there.json"), "cannot write none/there.json"),
         (("export", "text"), "is no trace"),
         (("export", "other.json"), "is no trace of torch.profiler, horovod, syncline"),
-        (("export", "broken"), "no spans of ranks that can be read"),
+        (("export", "broken"), "no rank file that can be read"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, invoke, args, message):
@@ -118,7 +118,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, invoke, args, message):
         write_chrome_trace(SPANS, tmp_path / "several" / "runs" / name / "trace.json.gz")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
-    (tmp_path / "broken" / file_name(0)).write_bytes(b"no gzip")
+    (tmp_path / "broken" / rank_file_name(0)).write_bytes(b"no gzip")
     done = invoke(*args)
     assert done.code == 2
     assert message in done.err
@@ -189,12 +189,12 @@ def test_an_error_that_is_not_the_users_is_not_hidden(tmp_path, invoke, monkeypa
 @pytest.mark.timeout(60)
 def test_a_pipe_among_ranks_files_is_not_waited_for(tmp_path, invoke):
     (tmp_path / "spans").mkdir()
-    os.mkfifo(tmp_path / "spans" / file_name(0))
+    os.mkfifo(tmp_path / "spans" / rank_file_name(0))
     done = invoke("analyze", "spans")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert f"{file_name(0)} is no file" in done.err
-    write_part(Part(1, SPANS[2:], "b", Clock()), tmp_path / "spans", world_size=2)
-    assert f"note: {file_name(0)} is no file: rank 0 is left out" in invoke("export", "spans").out
+    assert f"{rank_file_name(0)} is not a regular file" in done.err
+    write_rank_file(Part(1, SPANS[2:], "b", Clock()), tmp_path / "spans", world_size=2)
+    assert f"note: {rank_file_name(0)} is not a regular file: rank 0 is left out" in invoke("export", "spans").out
 
 
 def test_names_in_a_trace_reach_no_terminal_as_they_are(tmp_path, invoke, simulate):

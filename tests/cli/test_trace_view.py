@@ -17,7 +17,7 @@ from syncline.cli.main import main
 from syncline.trace import Span
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.formats.load import find
-from syncline.trace.merge.rank_file import file_name
+from syncline.trace.merge.rank_file import rank_file_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import trace_samples as traced
@@ -101,14 +101,14 @@ def test_traces_of_others_are_shown(tmp_path, invoke):
         (("runs/ddp", "--serve", "--port", "70000"), "must be 0 to 65535"),
         (("runs/ddp", "--steps", "3"), "two numbers with a colon"),
         (("runs/ddp", "--steps", "30:"), "up to 3"),
-        (("broken",), "no spans of ranks that can be read"),
+        (("broken",), "no rank file that can be read"),
         (("text",), "text"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, invoke, args, message):
     traced.write(tmp_path, "ddp", traced.spans())
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / file_name(0)).write_bytes(b"no gzip")
+    (tmp_path / "broken" / rank_file_name(0)).write_bytes(b"no gzip")
     (tmp_path / "text").write_text("hello")
     done = invoke(*args)
     assert done.code == 2

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from syncline.trace.merge.clocks import drifting, measure
+from syncline.trace.merge.clocks import measure_clocks, with_drift
 
 
 def measured(rank, world_size):
     """Every rank's view of all clocks, and how long it took."""
     begun = time.perf_counter()
-    return measure(), time.perf_counter() - begun
+    return measure_clocks(), time.perf_counter() - begun
 
 
 def shifted(rank, world_size, offset, drift, seconds):
@@ -22,11 +22,11 @@ def shifted(rank, world_size, offset, drift, seconds):
         true = time.perf_counter_ns()
         return true + rank * (offset + round(drift * (true - start)))
 
-    first = measure(now=now)[rank]
+    first = measure_clocks(now=now)[rank]
     time.sleep(seconds)
     moment = time.perf_counter_ns(), now()
-    last = measure(now=now)[rank]
-    return drifting(first, last), moment
+    last = measure_clocks(now=now)[rank]
+    return with_drift(first, last), moment
 
 
 def in_node(place, store, report):
@@ -39,8 +39,8 @@ def in_node(place, store, report):
         timeout=timedelta(seconds=60),
     )
     try:
-        first = measure()[place.rank]
-        last = measure()[place.rank]
+        first = measure_clocks()[place.rank]
+        last = measure_clocks()[place.rank]
         dist.barrier()
         return first, last
     finally:

@@ -87,7 +87,7 @@ def train(rank, world, job):
             tensors[0].zero_()
         recorder.add("step", "step", begin, recorder.mark("step"))
     rows = [span.to_row() for span in recorder.spans()]
-    return rows, recorder.usage.rows, fired
+    return rows, recorder.cpu_times.rows, fired
 
 
 def spin(rounds):

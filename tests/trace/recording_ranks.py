@@ -107,9 +107,9 @@ def by_environment(rank, world_size, kind, folder):
     else:
         loop = Loop(rank, kind)
     if kind == "ddp":  # as `import syncline` would have done it
-        from syncline.trace.record.environment import prepare
+        from syncline.trace.record.environment import start_if_requested
 
-        prepare()
+        start_if_requested()
     for _ in range(6):
         loop.step()
     loop.close()

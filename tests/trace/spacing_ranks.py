@@ -6,17 +6,17 @@ import pytest
 from recording_ranks import Loop
 
 from syncline.trace import recording
-from syncline.trace.record import sampling as spacing
+from syncline.trace.record import sampling
 
 STEP_S = 0.01
 """So that the ranks know of each other before the first step is left out."""
 
 
 def by_default(rank, world_size, kind, folder, steps):
-    """Each rank alone would choose another spacing."""
+    """Each rank alone would choose another interval."""
     loop = Loop(rank, kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spacing, "spacing", lambda **_: 5 + 3 * rank)
+        patch.setattr(sampling, "sampling_interval", lambda **_: 5 + 3 * rank)
         with recording(loop.model, loop.optimizer, path=folder):
             for _ in range(steps):
                 time.sleep(STEP_S)

@@ -8,7 +8,7 @@ from syncline.cluster import Cluster
 from syncline.cluster.capabilities import capabilities
 from syncline.cluster.ranks import Place
 from syncline.cluster.ranks import run_ranks as run_rank_processes
-from syncline.trace.merge.clocks import Clock, RoundTrip, drifting, offset_of
+from syncline.trace.merge.clocks import Clock, RoundTrip, clock_offset, with_drift
 
 MS = 1_000_000
 ALLOWED = 0.2 * MS
@@ -23,7 +23,7 @@ def test_the_offset_is_within_its_error_whatever_the_delays(offset, journeys):
         received = at + there + offset
         trips.append(RoundTrip(at, received, received + stay, at + there + stay + back))
         at += there + stay + back + 1
-    found, error = offset_of(trips)
+    found, error = clock_offset(trips)
     assert abs(found - offset) <= error
     # A single message that was quick one way and one that was quick the other are as good as a quick round trip.
     assert error == (min(t for t, _, _ in journeys) + min(b for _, _, b in journeys)) / 2
@@ -31,15 +31,15 @@ def test_the_offset_is_within_its_error_whatever_the_delays(offset, journeys):
 
 def test_no_round_trip_is_no_offset():
     with pytest.raises(ValueError, match="at least one"):
-        offset_of([])
+        clock_offset([])
 
 
 def test_between_two_measurements_a_clock_drifts_evenly():
     first, last = Clock(offset=1000.0, error=5.0, at=0), Clock(offset=3000.0, error=9.0, at=10 * MS)
-    clock = drifting(first, last)
+    clock = with_drift(first, last)
     assert clock.error == 9.0
     assert [clock.align(ns) for ns in (0, 5 * MS, 10 * MS)] == [-1000, 5 * MS - 2000, 10 * MS - 3000]
-    assert drifting(last, last) == last, "no time has passed: there is nothing to divide by"
+    assert with_drift(last, last) == last, "no time has passed: there is nothing to divide by"
 
 
 @given(st.integers(0, 10**17), st.integers(0, 10**9))

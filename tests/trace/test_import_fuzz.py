@@ -21,8 +21,8 @@ from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.chrome_write import chrome_trace
 from syncline.trace.formats.load import find
 from syncline.trace.merge.merge import Part
-from syncline.trace.merge.metadata import sane
-from syncline.trace.merge.rank_file import merge_folder, write_part
+from syncline.trace.merge.metadata import checked_metadata
+from syncline.trace.merge.rank_file import merge_folder, write_rank_file
 
 ODD = [b"1e999", b"NaN", b"-1", b"1" + b"0" * 400, b'"x"', b"null", b"[]", b"{}", b"[[]]", b"true", b"9e15", b""]
 NUMBER = re.compile(rb"-?\d+(\.\d+)?")
@@ -185,8 +185,8 @@ def test_what_cannot_be_in_the_metadata_is_passed_over(tmp_path, wrong):
 
 
 def test_sound_metadata_stays_as_it_is():
-    assert sane({**TOLD, "more": [1, {"a": None}]}) == {**TOLD, "more": [1, {"a": None}]}
-    assert sane([]) == {}
+    assert checked_metadata({**TOLD, "more": [1, {"a": None}]}) == {**TOLD, "more": [1, {"a": None}]}
+    assert checked_metadata([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_spans_with_numbers_that_cannot_be_are_left_out(tmp_path, field, value):
 @pytest.mark.parametrize("odd", [{"bytes": HUGE}, {"step": HUGE}])
 def test_a_row_of_a_rank_file_with_such_a_number_ends_it(tmp_path, odd):
     good = [span for span in SPANS if span.rank == 0]
-    write_part(Part(0, [*good, replace(good[0], **odd)], "h", None), tmp_path, world_size=1)
+    write_rank_file(Part(0, [*good, replace(good[0], **odd)], "h", None), tmp_path, world_size=1)
     merged = merge_folder(tmp_path)
     assert len(merged.spans) == len(good)
     assert "is broken in line" in merged.notes[0]

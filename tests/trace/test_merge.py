@@ -9,7 +9,7 @@ from syncline.errors import UsageError
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Part, merge
-from syncline.trace.merge.rank_file import file_name, merge_folder, read_part, write_part
+from syncline.trace.merge.rank_file import merge_folder, rank_file_name, read_rank_file, write_rank_file
 
 AHEAD = Clock(offset=1000.0, error=3.0, at=0)
 
@@ -67,7 +67,7 @@ def test_without_rank_0_the_others_still_agree():
 def folder(tmp_path):
     for rank in range(3):
         spans = [Span(rank, "forward", "forward", "", step, 10 * step, 10 * step + 5) for step in range(200)]
-        write_part(Part(rank, spans, "host", AHEAD), tmp_path, world_size=3)
+        write_rank_file(Part(rank, spans, "host", AHEAD), tmp_path, world_size=3)
     return tmp_path
 
 
@@ -76,8 +76,8 @@ def counts(merged):
 
 
 def test_rank_files_come_back_as_they_were(folder):
-    found = read_part(folder / file_name(2))
-    assert (found.part.rank, found.part.host, found.part.clock, found.world_size, found.trouble) == (
+    found = read_rank_file(folder / rank_file_name(2))
+    assert (found.part.rank, found.part.host, found.part.clock, found.world_size, found.problem) == (
         2,
         "host",
         AHEAD,
@@ -91,7 +91,7 @@ def test_rank_files_come_back_as_they_were(folder):
 
 
 def test_a_missing_file_is_told_of_and_the_others_are_merged(folder):
-    (folder / file_name(1)).unlink()
+    (folder / rank_file_name(1)).unlink()
     merged = merge_folder(folder)
     assert counts(merged) == [200, 0, 200]
     assert merged.notes == ("rank1.spans.jsonl.gz is missing: rank 1 is left out",)
@@ -99,19 +99,19 @@ def test_a_missing_file_is_told_of_and_the_others_are_merged(folder):
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 def test_a_truncated_file_gives_what_it_holds(folder, share):
-    path = folder / file_name(1)
+    path = folder / rank_file_name(1)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     merged = merge_folder(folder)
     first, cut, last = counts(merged)
     assert (first, last) == (200, 200)
     assert 0 <= cut <= 200
-    assert f"rank1.spans.jsonl.gz ends too early: {cut} of 200 spans are there" in merged.notes
+    assert f"rank1.spans.jsonl.gz is truncated: {cut} of 200 spans are read" in merged.notes
 
 
 def test_a_file_without_its_head_or_of_something_else_is_left_out(folder):
-    (folder / file_name(0)).write_bytes(b"")
-    (folder / file_name(1)).write_bytes(gzip.compress(b'{"format": "other"}\n'))
+    (folder / rank_file_name(0)).write_bytes(b"")
+    (folder / rank_file_name(1)).write_bytes(gzip.compress(b'{"format": "other"}\n'))
     merged = merge_folder(folder)
     assert counts(merged) == [0, 0, 200]
     assert "rank0.spans.jsonl.gz cannot be read" in merged.notes[0]
@@ -119,7 +119,7 @@ def test_a_file_without_its_head_or_of_something_else_is_left_out(folder):
 
 
 def test_a_broken_line_ends_the_file(folder):
-    path = folder / file_name(1)
+    path = folder / rank_file_name(1)
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     lines[10] = b'["forward", "forward", "", 1, "soon", 2, 0]\n'
     path.write_bytes(gzip.compress(b"".join(lines)))
@@ -129,16 +129,16 @@ def test_a_broken_line_ends_the_file(folder):
 
 
 def test_a_rank_that_is_there_twice_counts_once(folder):
-    path = folder / file_name(7)
-    path.write_bytes((folder / file_name(1)).read_bytes())
+    path = folder / rank_file_name(7)
+    path.write_bytes((folder / rank_file_name(1)).read_bytes())
     merged = merge_folder(folder)
     assert counts(merged) == [200, 200, 200]
-    assert "holds rank 1 once more" in merged.notes[0]
+    assert "holds rank 1 again" in merged.notes[0]
 
 
 def test_nothing_that_can_be_read_is_an_error(tmp_path):
-    (tmp_path / file_name(0)).write_bytes(b"no gzip")
-    with pytest.raises(UsageError, match="no spans of ranks that can be read"):
+    (tmp_path / rank_file_name(0)).write_bytes(b"no gzip")
+    with pytest.raises(UsageError, match="no rank file that can be read"):
         merge_folder(tmp_path)
 
 
@@ -155,7 +155,7 @@ HEAD = st.fixed_dictionaries(
 @given(st.one_of(HEAD, JSON), st.lists(JSON, max_size=3), st.binary(max_size=20))
 def test_no_content_makes_it_crash(tmp_path_factory, head, rows, rest):
     folder = tmp_path_factory.mktemp("parts")
-    write_part(Part(1, [], "h"), folder, world_size=2)
+    write_rank_file(Part(1, [], "h"), folder, world_size=2)
     text = "\n".join(json.dumps(value) for value in [head, *rows])
-    (folder / file_name(0)).write_bytes(gzip.compress(text.encode() + b"\n" + rest))
+    (folder / rank_file_name(0)).write_bytes(gzip.compress(text.encode() + b"\n" + rest))
     assert merge_folder(folder).spans == []

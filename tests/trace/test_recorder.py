@@ -69,7 +69,7 @@ def test_step_times_are_kept_when_spans_are_dropped():
         recorder.add("step", "step", step * 10, step * 10 + 10)
     spans = recorder.spans()
     assert [s.step for s in spans if s.lane == "step"] == [0, 1, 2, 3, 4]
-    assert recorder.whole_from == 4, "one span of step 3 may be missing"
+    assert recorder.first_complete_step == 4, "one span of step 3 may be missing"
     assert recorder.lane_ns(4) == {4: {"forward": 4, "update": 2, "step": 10}}
 
 
@@ -112,14 +112,14 @@ def test_the_ends_of_a_groups_collectives_are_marked_on_one_stream(tmp_path):
         for name in ("first", "second"):
             start = recorder.mark("exchange")
             future = dist.all_reduce(gradient, async_op=True).get_future()
-            end = recorder.mark_behind(future, gradient.device, "world")
+            end = recorder.mark_completion(future, gradient.device, "world")
             recorder.add("exchange", name, start, end)
-        assert len(recorder._beside) == 1, "one stream for all that end in their order"
+        assert len(recorder._cuda.completion_streams) == 1, "one stream for all that end in their order"
         first, second = recorder.spans()
         assert first.start <= first.end <= second.end
         assert second.end > second.start
         other = torch.device("cuda", 1)
-        assert recorder.mark_behind(future, other) is None, "nobody computing there is made to wait"
+        assert recorder.mark_completion(future, other) is None, "nobody computing there is made to wait"
     finally:
         dist.destroy_process_group()
 
@@ -127,15 +127,15 @@ def test_the_ends_of_a_groups_collectives_are_marked_on_one_stream(tmp_path):
 def test_on_the_cpu_a_future_says_its_end_by_itself():
     future = torch.futures.Future()
     future.set_result(None)
-    assert Recorder().mark_behind(future, torch.device("cpu")) is None
+    assert Recorder().mark_completion(future, torch.device("cpu")) is None
 
 
 def test_a_blocked_training_thread_is_cut_out_of_its_own_spans():
     recorder = Recorder()
     recorder.add("forward", "forward", 0, 100)
     recorder.add("update", "update", 5, 95, unit="fc")
-    recorder.blocked(20, 50)
-    recorder.blocked(60, 70)
+    recorder.add_blocked(20, 50)
+    recorder.add_blocked(60, 70)
     recorder.add("backward", "backward", 100, 200)
     spans = [(s.lane, s.start, s.end) for s in recorder.spans() if s.lane != "wait"]
     assert spans == [

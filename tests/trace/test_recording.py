@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_come_is_left_out(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path / "zero"), 0)
     assert (zero, one) == (str(tmp_path / "zero" / "trace.json.gz"), None)
     source = find(tmp_path / "zero")
-    assert "rank 1 did not come in time: it is left out" in source.notes
+    assert "rank 1 did not arrive in time and is left out" in source.notes
     assert {s.rank for s in source.spans} == {0}
 
 

@@ -14,9 +14,9 @@ from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
 from syncline.trace.formats.load import find
 from syncline.trace.merge.merge import Part
-from syncline.trace.merge.metadata import together
-from syncline.trace.record.cpu_time import Usage
-from syncline.trace.record.gather import Seen, read_seen
+from syncline.trace.merge.metadata import rank_metadata
+from syncline.trace.record.cpu_time import StepCpuTimes
+from syncline.trace.record.gather import RankRecording
 from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
 
 SCRIPT = """
@@ -51,7 +51,7 @@ def test_a_plain_loop_is_recorded_by_name_start_and_stop(tmp_path):
     model, optimizer = make()
     for number in range(3):
         begun = start(tmp_path / f"{number}.json", model=model, optimizer=optimizer)
-        with pytest.raises(UsageError, match="a recording is under way"):
+        with pytest.raises(UsageError, match="a recording is running"):
             start(tmp_path / "no.json")
         train(model, optimizer)
         assert stop() == tmp_path / f"{number}.json"
@@ -199,18 +199,18 @@ def test_wrong_arguments_are_said_at_once():
 
 
 def test_usage_counts_what_a_step_took():
-    usage = Usage()
-    usage.look()
+    times = StepCpuTimes()
+    times.sample()
     until = time.process_time() + 0.02
     while time.process_time() < until:
         pass
-    usage.look()
-    usage.keep(7)
-    ((step, cpu, delay),) = usage.rows
+    times.sample()
+    times.add(7)
+    ((step, cpu, delay),) = times.rows
     assert step == 7
     assert cpu >= 20_000_000
     assert delay >= 0
-    usage.close()
+    times.close()
 
 
 def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
@@ -218,8 +218,8 @@ def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
     recorder = Recorder()
     begin = recorder.mark("step")
     recorder.add("step", "step", begin, recorder.mark("step"))
-    assert recorder.usage.rows == []
-    assert "usage" not in together(hosts={0: "a"}, cores={0: 2}, usage={0: []}, recorders=[])
+    assert recorder.cpu_times.rows == []
+    assert "usage" not in rank_metadata(hosts={0: "a"}, cores={0: 2}, cpu_times={0: []}, recorders=[])
 
 
 def test_marks_from_a_time_without_recording_make_no_span():
@@ -232,10 +232,10 @@ def test_marks_from_a_time_without_recording_make_no_span():
     recorder.add("exchange", "x", begun, recorder.mark("exchange"))
     assert recorder.spans() == []
     # Another thread says so later.
-    recorder.ended("exchange", "x", begun, unit="u", bytes=3, step=0)
+    recorder.add_ending_now("exchange", "x", begun, unit="u", bytes=3, step=0)
     assert [(s.rank, s.unit, s.bytes) for s in recorder.spans()] == [(2, "u", 3)]
     recorder.restart()
-    recorder.ended("exchange", "x", begun, unit="u", bytes=3, step=0)
+    recorder.add_ending_now("exchange", "x", begun, unit="u", bytes=3, step=0)
     assert recorder.spans() == []
 
 
@@ -254,15 +254,17 @@ def test_what_follows_ddps_wait_is_backward_again():
 
 
 def test_a_ranks_spans_come_through_as_they_were():
-    seen = Seen(Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host"), 2, [[0, 1, 2]], {"dropped": 0}, "Error: x")
-    assert read_seen(seen.text()) == seen
+    recording = RankRecording(
+        Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host"), 2, [[0, 1, 2]], {"dropped": 0}, "Error: x"
+    )
+    assert RankRecording.from_bytes(recording.to_bytes()) == recording
 
 
 def test_ranks_facts_become_one_entry():
-    made = together(
+    made = rank_metadata(
         hosts={0: "a", 1: "a", 2: "b"},
         cores={0: 2, 1: 4, 2: 8},
-        usage={0: [(0, 1, 2)], 1: [], 2: [(0, 3, 4)]},
+        cpu_times={0: [(0, 1, 2)], 1: [], 2: [(0, 3, 4)]},
         recorders=[
             {"overhead_ns_per_step": 5.0, "dropped": 1, "every": 1},
             {"overhead_ns_per_step": 9.0, "dropped": 2, "every": 1},

@@ -14,10 +14,9 @@ from torch import nn
 
 from syncline.trace import Recorder, recording, start, stop
 from syncline.trace.formats.load import find
-from syncline.trace.record import cpu_time as usage
-from syncline.trace.record.collectives import _when_done
-from syncline.trace.record.data_loader import Loaded
-from syncline.trace.record.loop_hooks import Watch
+from syncline.trace.record.collectives import _record_completion
+from syncline.trace.record.cpu_time import StepCpuTimes
+from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
 
 FORKED = """
 import multiprocessing
@@ -52,10 +51,10 @@ def train(model, optimizer, steps=3):
 
 
 def test_gradients_may_be_off_where_it_stops(tmp_path):
-    from syncline.trace.record.hook_overhead import _kind
+    from syncline.trace.record.overhead import _hook_cost
 
     for number, off in enumerate((torch.no_grad, torch.inference_mode)):
-        _kind.cache_clear()
+        _hook_cost.cache_clear()
         model, optimizer = make()
         start(tmp_path / f"{number}.json", model=model, optimizer=optimizer)
         train(model, optimizer)
@@ -70,12 +69,12 @@ def test_a_cost_that_cannot_be_told_loses_no_trace(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no idea\nat all")
 
-    monkeypatch.setattr("syncline.trace.record.hook_overhead._kind", broken)
+    monkeypatch.setattr("syncline.trace.record.overhead._hook_cost", broken)
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer)
     source = find(tmp_path / "t.json")
-    assert source.notes == ("rank 0: what recording cost is not known: RuntimeError: no idea",)
+    assert source.notes == ("rank 0: the cost of recording is not known: RuntimeError: no idea",)
     assert "overhead_ns_per_step" not in source.metadata["recorder"]
     assert source.metadata["recorder"]["every"] == 1
 
@@ -83,10 +82,10 @@ def test_a_cost_that_cannot_be_told_loses_no_trace(tmp_path, monkeypatch):
 def test_other_systems_tell_no_usage(monkeypatch):
     monkeypatch.delattr(os, "pread")
     monkeypatch.delattr(os, "O_CLOEXEC")
-    counted = usage.Usage()
+    counted = StepCpuTimes()
     for _ in range(2):
-        counted.look()
-    counted.keep(0)
+        counted.sample()
+    counted.add(0)
     assert counted.rows == []
 
 
@@ -100,7 +99,7 @@ def test_a_forked_rank_writes_its_trace(tmp_path):
 
 
 def test_a_loader_can_be_copied():
-    loader = Loaded(len, [1, 2])
+    loader = TimedLoader(len, [1, 2])
     for copied in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         assert len(copied) == 2
         assert copied.index(2) == 1
@@ -159,11 +158,11 @@ def test_a_work_without_a_future_is_told_of_once():
         def get_future(self):
             raise NotImplementedError
 
-    watch = Watch(Recorder())
+    hooks = LoopHooks(Recorder())
     for _ in range(2):
-        _when_done(watch, Work(), 0, "all-reduce", "collective 0", 4, device=torch.device("cpu"), queue="")
-    assert watch.notes == ["the end of a collective cannot be seen (NotImplementedError): it has no span"]
-    assert watch.launched == watch.counts["exchange"] == 0
+        _record_completion(hooks, Work(), 0, "all-reduce", "collective 0", 4, torch.device("cpu"), "")
+    assert hooks.notes == ["a collective has no span, because its end cannot be observed (NotImplementedError)"]
+    assert hooks.exchanges_started == hooks.counts["exchange"] == 0
 
 
 def test_collectives_of_groups_are_numbered_apart(tmp_path):
@@ -194,4 +193,4 @@ def test_a_rank_whose_group_is_gone_leaves_its_own_file(tmp_path):
     assert not (tmp_path / "trace.json.gz").exists()
     source = find(tmp_path)
     assert {s.rank for s in source.spans} == {1}
-    assert under_way.written.notes[0].startswith("the process group was gone before the recording ended")
+    assert under_way.written.notes[0].startswith("the process group was destroyed before the recording stopped")

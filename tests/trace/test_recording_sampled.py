@@ -15,10 +15,9 @@ from syncline.trace import partition, recording
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.load import find
-from syncline.trace.record import sampling as spacing
+from syncline.trace.record import sampling
 from syncline.trace.record.recorder import Recorder
-from syncline.trace.record.sampling import BUDGET, FIRST, Pace, Sampling
-from syncline.trace.record.sampling_agreement import Agreement
+from syncline.trace.record.sampling import BUDGET, FIRST, IntervalChooser, Sampling, SharedSampling
 
 
 def steps_of(source, rank=0):
@@ -45,32 +44,32 @@ def test_what_is_recorded_stays_below_the_budget():
     for spans in (0, 12, 186, 5000):
         for step_ns in (1e5, 3e7, 8.5e7, 1e9):
             for engine in (False, True):
-                every = spacing.spacing(spans=spans, step_ns=step_ns, engine=engine)
+                every = sampling.sampling_interval(spans=spans, step_ns=step_ns, engine=engine)
                 cost = (spans * 20e3 + 0.85e6) * (3 if engine else 1)
                 assert cost / every <= BUDGET * step_ns * 1.000001
                 assert every == 1 or cost / (every - 1) > BUDGET * step_ns
 
 
 def test_long_steps_are_all_recorded_and_short_ones_seldom():
-    assert spacing.spacing(spans=12, step_ns=400e6, engine=False) == 1
-    assert spacing.spacing(spans=12, step_ns=61e6, engine=False) == 6
-    assert spacing.spacing(spans=88, step_ns=64e6, engine=True) == 41
-    assert spacing.spacing(spans=12, step_ns=0, engine=False) == 1  # a clock that stands still tells nothing
+    assert sampling.sampling_interval(spans=12, step_ns=400e6, engine=False) == 1
+    assert sampling.sampling_interval(spans=12, step_ns=61e6, engine=False) == 6
+    assert sampling.sampling_interval(spans=88, step_ns=64e6, engine=True) == 41
+    assert sampling.sampling_interval(spans=12, step_ns=0, engine=False) == 1  # a clock that stands still tells nothing
 
 
 def test_steps_are_kept_by_their_number_alone():
     every = Sampling(7, since=30)
     assert [step for step in range(50) if every.keeps(step)] == [*range(30), 35, 42, 49]
-    assert (every.used(30), every.used(31)) == (1, 7)
+    assert (every.effective_interval(30), every.effective_interval(31)) == (1, 7)
     assert [step for step in range(7) if Sampling(3).keeps(step)] == [0, 3, 6]
     assert all(map(Sampling().keeps, range(5)))
 
 
 def test_it_is_decided_once_from_the_last_of_the_first_steps(monkeypatch):
     now, seen, chosen = 0, [], []
-    monkeypatch.setattr(spacing.time, "perf_counter_ns", lambda: now)
-    monkeypatch.setattr(spacing, "spacing", lambda **facts: seen.append(facts) or 4)
-    recorder, pace = Recorder(), Pace(chosen.append)
+    monkeypatch.setattr(sampling.time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(sampling, "sampling_interval", lambda **facts: seen.append(facts) or 4)
+    recorder, chooser = Recorder(), IntervalChooser(chosen.append)
     recorder.engines = 1
     done = []
     for number in range(FIRST):
@@ -78,15 +77,15 @@ def test_it_is_decided_once_from_the_last_of_the_first_steps(monkeypatch):
         for _ in range(3):
             recorder.add("forward", "forward", 1, 2)
         recorder.step += 1
-        done.append(pace.ended(recorder))
+        done.append(chooser.step_ended(recorder))
     assert done == [False] * (FIRST - 1) + [True]
     assert seen == [{"spans": 3.0, "step_ns": 100_000_000, "engine": True}]
     assert chosen == [Sampling(4, since=FIRST + 10)]
 
 
 def test_by_default_the_first_steps_are_all_there_and_then_a_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(spacing, "spacing", lambda **_: 7)
-    monkeypatch.setattr(spacing, "_AHEAD_NS", 0)
+    monkeypatch.setattr(sampling, "sampling_interval", lambda **_: 7)
+    monkeypatch.setattr(sampling, "_AHEAD_NS", 0)
     source = recorded(tmp_path, 52)
     assert steps_of(source) == [*range(30), 35, 42, 49]
     assert {s.step for s in source.spans} == set(steps_of(source))
@@ -101,8 +100,8 @@ def test_a_short_recording_has_all_steps(tmp_path):
 
 
 def test_all_steps_are_there_where_they_are_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(spacing, "spacing", lambda **_: 7)
-    monkeypatch.setattr(spacing, "_AHEAD_NS", 0)
+    monkeypatch.setattr(sampling, "sampling_interval", lambda **_: 7)
+    monkeypatch.setattr(sampling, "_AHEAD_NS", 0)
     source = recorded(tmp_path, 45, every=1)
     assert steps_of(source) == [*range(45)]
     assert source.metadata["recorder"]["every"] == 1
@@ -126,17 +125,17 @@ def test_ranks_sample_the_same_steps(tmp_path, kind):
 
 def test_a_rank_that_is_told_late_goes_on_until_then_and_one_that_is_not_told_ends():
     told, store = [], HashStore()
-    other = Agreement(store, None, told.append)
+    other = SharedSampling(store, None, told.append)
     time.sleep(0.05)
     assert told == []
-    first = Agreement(store, Sampling(9, since=40), told.append)
+    first = SharedSampling(store, Sampling(9, since=40), told.append)
     until = time.monotonic() + 10
     while not told and time.monotonic() < until:
         time.sleep(0.01)
     assert told == [Sampling(9, since=40)]
     for one in (first, other):
         one.close()
-    Agreement(HashStore(), None, told.append).close()
+    SharedSampling(HashStore(), None, told.append).close()
     assert not [thread for thread in threading.enumerate() if thread.name == "syncline-sampling"]
 
 
@@ -145,7 +144,7 @@ def test_a_store_that_is_gone_stops_nobody():
         def check(self, keys):
             raise RuntimeError("connection reset")
 
-    Agreement(Gone(), None, pytest.fail).close()
+    SharedSampling(Gone(), None, pytest.fail).close()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "attach"])

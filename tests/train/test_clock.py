@@ -1,18 +1,18 @@
 from unittest import mock
 
 from ranks import run_ranks
-from syncline.trace.merge.clocks import Clock, host
+from syncline.trace.merge.clocks import Clock, host_id
 from syncline.train.rank.clock import RunClock
 
 
 def _run(rank, world_size):
     clock = RunClock(timeout_s=60)
-    return host(), clock.finish()
+    return host_id(), clock.finish()
 
 
 def test_ranks_of_one_machine_read_one_clock_and_measure_it_all_the_same():
     (here, zero), (there, other) = run_ranks(_run, 2)
-    assert here == there == host()
+    assert here == there == host_id()
     assert Clock(**zero) == Clock()
     clock = Clock(**other)
     assert abs(clock.offset) <= clock.error
@@ -37,11 +37,11 @@ def test_a_rank_that_is_alone_has_no_clock_to_compare():
 
 
 def test_another_boot_or_time_namespace_is_another_clock(tmp_path, monkeypatch):
-    before = host()
+    before = host_id()
     (tmp_path / "boot").write_text("other\n")
     monkeypatch.setattr("syncline.trace.merge.clocks.BOOT_ID", tmp_path / "boot")
-    assert host() != before
-    monkeypatch.setattr("syncline.trace.merge.clocks.TIME", tmp_path / "none")
-    assert host() == "other"
+    assert host_id() != before
+    monkeypatch.setattr("syncline.trace.merge.clocks.TIME_NAMESPACE", tmp_path / "none")
+    assert host_id() == "other"
     monkeypatch.setattr("syncline.trace.merge.clocks.BOOT_ID", tmp_path / "none")
-    assert host() not in (before, "other"), "it does not tell: every process for itself"
+    assert host_id() not in (before, "other"), "it does not tell: every process for itself"

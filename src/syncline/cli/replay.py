@@ -13,7 +13,7 @@ from syncline.spec import split
 from syncline.trace.analysis.startup import start_up
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import TRACE, find
-from syncline.trace.merge.rank_file import has_parts
+from syncline.trace.merge.rank_file import has_rank_files
 
 FORMAT = "syncline what-if 1"
 DEFAULT_QUESTIONS = ("no-straggler", "infinite-network", "2x", "perfect-overlap")
@@ -24,7 +24,7 @@ def has_trace(path: Path) -> bool:
     """Whether this can be a trace, or a folder with one."""
     if path.is_dir():
         files = [file for ending in ("json", "json.gz") for file in path.glob(f"*.{ending}")]
-        return has_parts(path) or any(path.glob(f"runs/*/{TRACE}")) or any(has_trace(file) for file in files)
+        return has_rank_files(path) or any(path.glob(f"runs/*/{TRACE}")) or any(has_trace(file) for file in files)
     return path.is_file() and path.name != results_file.FILE_NAME
 
 

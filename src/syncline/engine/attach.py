@@ -10,7 +10,7 @@ from torch import nn
 from syncline.engine.sync import Sync
 from syncline.plan import Plan
 from syncline.trace import Recorder
-from syncline.trace.record.environment import attached
+from syncline.trace.record.environment import record_attached
 
 
 def attach(
@@ -64,5 +64,5 @@ def attach(
         tune=tune,
     )
     if recorder is None:
-        attached(model, list(optimizers))  # SYNCLINE_TRACE
+        record_attached(model, list(optimizers))  # SYNCLINE_TRACE
     return sync

@@ -5,7 +5,8 @@ from syncline.trace.analysis.partition import partition, shares, split_waits
 from syncline.trace.formats.imported import Imported, load
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.record.recorder import Recorder
-from syncline.trace.record.session import Recording, recording, start, stop
+from syncline.trace.record.recording import Recording
+from syncline.trace.record.session import recording, start, stop
 from syncline.trace.span import LANES, PHASES, Span
 
 __all__ = [

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from syncline.bench.overhead.rank import SETTLED, Setting, Way, joined
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.record.recorder import process_recorder
-from syncline.trace.record.sampling import Sampling, spacing
+from syncline.trace.record.sampling import Sampling, sampling_interval
 from syncline.trace.record.session import start
 
 LEAD = {"cpu": 2, "cuda": 3}
@@ -98,7 +98,7 @@ def _way(way: Way, setting: Setting, device: torch.device, folder: str, report: 
 def _default(way: Way, recorded: Blocks, device: torch.device) -> int:
     """What the recorder itself would choose, by the recording that has just ended."""
     spans, steps = process_recorder(device, engine=False).counts()
-    return spacing(spans=spans / steps, step_ns=recorded.step[-1] * 1e6, engine=way.sync is not None)
+    return sampling_interval(spans=spans / steps, step_ns=recorded.step[-1] * 1e6, engine=way.sync is not None)
 
 
 def _agreed(number: int, device: torch.device) -> int:
@@ -147,8 +147,7 @@ def _in_turn(way: Way, setting: Setting, device: torch.device, path: Path) -> di
     gc.collect()
     recording = start(path, model=way.module, optimizer=way.optimizer, every=every)
     if kept > 1:
-        assert recording._watch is not None
-        recording._watch.sampling = Rows(every)
+        recording.use_sampling(Rows(every))
     dist.barrier()
     moments, watched = [_moment(device)], []
     for _ in range((cycles + 2) * every):

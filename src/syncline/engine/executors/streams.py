@@ -56,7 +56,7 @@ class EventPromise:
         begin = recorder.mark("forward") if recorder.enabled else None
         stream.wait_event(self.event)
         if recorder.enabled:
-            recorder.blocked(begin, recorder.mark("forward"))
+            recorder.add_blocked(begin, recorder.mark("forward"))
 
     def done(self) -> bool:
         """Whether the device has done it."""

@@ -47,7 +47,7 @@ class Promise:
             begin = recorder.mark("wait")
             while not self._event.wait(_LOOK_S):
                 self._executor.look()
-            recorder.blocked(begin, recorder.mark("wait"))
+            recorder.add_blocked(begin, recorder.mark("wait"))
         if self.error is not None:
             raise self.error
 

@@ -64,7 +64,7 @@ class Arriving:
                         spread(flat, members)
             self._done = True
             end = recorder.mark("wait")
-            recorder.blocked(begin, end)
+            recorder.add_blocked(begin, end)
             recorder.add("exchange", "broadcast", self._begin, end, unit="buffers", step=self._step)
 
     def done(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from syncline.errors import UsageError
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import TraceFile
-from syncline.trace.merge.metadata import sane
+from syncline.trace.merge.metadata import checked_metadata
 from syncline.trace.span import LANES, STEP, Span
 
 _LANES = frozenset({*LANES, STEP})
@@ -40,7 +40,7 @@ def reread(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Reread:  
         spans.append(span)
     if not spans:
         raise UsageError(f"{path} holds no spans of Syncline's: name a run folder, or a trace.json.gz from one")
-    metadata = sane(file.header.get("otherData"))
+    metadata = checked_metadata(file.header.get("otherData"))
     if origin := metadata.get("origin_ns"):
         spans = [replace(span, start=span.start + origin, end=span.end + origin) for span in spans]
     notes = (f"{path.name} ends {file.cut}: the spans up to there are used",) if file.cut else ()

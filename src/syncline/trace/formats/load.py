@@ -10,7 +10,7 @@ from syncline.trace.analysis.late_rank_limits import waits_missing
 from syncline.trace.analysis.partition import split_waits
 from syncline.trace.formats.chrome_read import reread
 from syncline.trace.formats.imported import OURS, Imported, kind_of, load
-from syncline.trace.merge.rank_file import has_parts, merge_folder
+from syncline.trace.merge.rank_file import has_rank_files, merge_folder
 from syncline.trace.span import Span
 
 TRACE = "trace.json.gz"
@@ -48,7 +48,7 @@ def find(path: Path, *, run: str | None = None) -> Source:
         raise UsageError(f"there is no '{path}': name a run folder, or a {TRACE}")
     if run is None and (path / TRACE).is_file():
         return _open(path / TRACE)
-    if run is None and has_parts(path):
+    if run is None and has_rank_files(path):
         merged = merge_folder(path)
         return Source(path, merged.spans, {"clock_error_ns": merged.clock_error_ns}, merged.notes)
     found = runs(path)

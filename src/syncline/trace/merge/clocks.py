@@ -1,7 +1,7 @@
-"""Ranks' clocks against rank 0's: offsets from round trips over a process group, drift from two such measurements.
+"""Alignment of the ranks' clocks with rank 0's: offsets from round trips over a process group, and drift.
 
-A round trip bounds the offset from both sides: a message is never received before it was sent. The least of all upper
-bounds and the greatest of all lower bounds leave an interval that the offset must be in, whatever the load was.
+A message is never received before it was sent, so each round trip bounds the offset from both sides. The smallest of
+all upper bounds and the largest of all lower bounds leave an interval that contains the offset, under any load.
 """
 
 import os
@@ -16,18 +16,18 @@ import torch.distributed as dist
 
 Now = Callable[[], int]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TIME = Path("/proc/self/ns/time")
+TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 _TAG = 7_290
-_FEWEST, _MOST = 8, 100
-_GOOD_NS = 60_000  # an error as small as this is not worth more round trips
-_BUDGET_NS = 150_000_000  # for each peer: a far one costs time, and its error is its distance anyway
-_MORE, _END = 1, 0
+_MIN_TRIPS, _MAX_TRIPS = 8, 100
+_GOOD_ERROR_NS = 60_000  # below this error more round trips are not worth their time
+_BUDGET_NS = 150_000_000  # for each peer: with a distant one more round trips do not reduce the error
+_CONTINUE, _END = 1, 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """One message there and back: `sent` and `returned` on rank 0's clock, `received` and `answered` on the other's."""
+    """One message and its answer: `sent` and `returned` on rank 0's clock, `received` and `answered` on the peer's."""
 
     sent: int
     received: int
@@ -37,7 +37,7 @@ class RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A rank's clock: `offset` nanoseconds ahead of rank 0's at its own time `at`, and `drift` more in each one after.
+    """A rank's clock: `offset` nanoseconds ahead of rank 0's at its own time `at`, plus `drift` for each one after.
 
     `error` bounds how far an aligned time can be from the truth.
     """
@@ -48,58 +48,58 @@ class Clock:
     at: int = 0
 
     def align(self, ns: int) -> int:
-        """A time of this clock on rank 0's."""
+        """Convert a time of this clock into rank 0's."""
         return ns - round(self.offset + self.drift * (ns - self.at))
 
 
-def host() -> str:
-    """The same text for processes that read the same clock: one boot of one kernel, one time namespace."""
+def host_id() -> str:
+    """The same text for all processes that read the same clock: one boot of one kernel, and one time namespace."""
     try:
-        return f"{BOOT_ID.read_text().strip()} {TIME.readlink() if TIME.exists() else ''}".strip()
+        return f"{BOOT_ID.read_text().strip()} {TIME_NAMESPACE.readlink() if TIME_NAMESPACE.exists() else ''}".strip()
     except OSError:
         return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def offset_of(trips: Sequence[RoundTrip]) -> tuple[float, float]:
-    """How far the other clock is ahead, and the error of that, in nanoseconds.
+def clock_offset(trips: Sequence[RoundTrip]) -> tuple[float, float]:
+    """How far the peer's clock is ahead, and the error of that, in nanoseconds.
 
-    >>> offset_of([RoundTrip(sent=0, received=1010, answered=1020, returned=30)])
+    >>> clock_offset([RoundTrip(sent=0, received=1010, answered=1020, returned=30)])
     (1000.0, 10.0)
     """
     if not trips:
-        raise ValueError("no round trip was made: an offset needs at least one")
+        raise ValueError("an offset needs at least one round trip")
     most = min(trip.received - trip.sent for trip in trips)
     least = max(trip.answered - trip.returned for trip in trips)
-    # They cross only where the clocks drift within the measurement; then the difference is the error all the same.
+    # The bounds cross only if the clocks drift during the measurement; the difference is still the error.
     return (most + least) / 2, abs(most - least) / 2
 
 
-def drifting(first: Clock, last: Clock) -> Clock:
-    """The clock between two measurements: it drifts evenly from one to the other."""
-    passed = last.at - first.at
-    if passed <= 0:
+def with_drift(first: Clock, last: Clock) -> Clock:
+    """The clock between two measurements, with the drift that leads from one to the other."""
+    elapsed = last.at - first.at
+    if elapsed <= 0:
         return last
-    drift = (last.offset - first.offset) / passed
+    drift = (last.offset - first.offset) / elapsed
     return Clock(first.offset, drift, max(first.error, last.error), first.at)
 
 
-def measure(group: dist.ProcessGroup | None = None, *, now: Now = time.perf_counter_ns) -> list[Clock]:
-    """The clocks of all ranks of a group against its first rank's, on every rank; all ranks call this together.
+def measure_clocks(group: dist.ProcessGroup | None = None, *, now: Now = time.perf_counter_ns) -> list[Clock]:
+    """The clocks of all ranks of a group relative to its first rank's, on every rank. All ranks call this together.
 
-    The group's backend must be Gloo: the messages are on the CPU. `drift` is 0: for that, measure again later and pass
-    both to `drifting`.
+    The group must use Gloo, because the messages are on the CPU. `drift` is 0: to get it, measure again later and pass
+    both clocks of a rank to `with_drift`.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    # Doubles hold nanoseconds exactly for a hundred days; clocks count from a machine's start, so `at` goes in whole.
+    # Doubles hold nanoseconds exactly for a hundred days. Clocks count from boot, so `at` is sent as an integer.
     found = torch.zeros(world, 2, dtype=torch.float64)
     times = torch.zeros(world, dtype=torch.int64)
     if rank == 0:
         for peer in range(1, world):
-            trips = _ask(peer, group, now)
-            found[peer, 0], found[peer, 1] = offset_of(trips)
+            trips = _make_trips(peer, group, now)
+            found[peer, 0], found[peer, 1] = clock_offset(trips)
             times[peer] = trips[-1].answered
     else:
-        _answer(group, now)
+        _answer_trips(group, now)
     if world > 1:
         dist.broadcast(found, group=group, group_src=0)
         dist.broadcast(times, group=group, group_src=0)
@@ -109,32 +109,32 @@ def measure(group: dist.ProcessGroup | None = None, *, now: Now = time.perf_coun
     ]  # fmt: skip
 
 
-def _ask(peer: int, group: dist.ProcessGroup | None, now: Now) -> list[RoundTrip]:
+def _make_trips(peer: int, group: dist.ProcessGroup | None, now: Now) -> list[RoundTrip]:
     trips: list[RoundTrip] = []
-    word, stamps = torch.full((1,), _MORE), torch.zeros(2, dtype=torch.int64)
-    begun = time.perf_counter_ns()
-    # A slow one does no harm, since only the best bounds count.
-    while len(trips) < _FEWEST or _is_worth_more(trips, time.perf_counter_ns() - begun):
+    command, stamps = torch.full((1,), _CONTINUE), torch.zeros(2, dtype=torch.int64)
+    started = time.perf_counter_ns()
+    # A slow round trip does no harm, since only the best bounds count.
+    while len(trips) < _MIN_TRIPS or _needs_more(trips, time.perf_counter_ns() - started):
         sent = now()
-        dist.send(word, group=group, group_dst=peer, tag=_TAG)
+        dist.send(command, group=group, group_dst=peer, tag=_TAG)
         dist.recv(stamps, group=group, group_src=peer, tag=_TAG)
         returned = now()
         received, answered = stamps.tolist()
         trips.append(RoundTrip(sent, received, answered, returned))
-    dist.send(word.fill_(_END), group=group, group_dst=peer, tag=_TAG)
+    dist.send(command.fill_(_END), group=group, group_dst=peer, tag=_TAG)
     return trips
 
 
-def _is_worth_more(trips: Sequence[RoundTrip], spent_ns: int) -> bool:
-    return len(trips) < _MOST and spent_ns < _BUDGET_NS and offset_of(trips)[1] > _GOOD_NS
+def _needs_more(trips: Sequence[RoundTrip], spent_ns: int) -> bool:
+    return len(trips) < _MAX_TRIPS and spent_ns < _BUDGET_NS and clock_offset(trips)[1] > _GOOD_ERROR_NS
 
 
-def _answer(group: dist.ProcessGroup | None, now: Now) -> None:
-    word, stamps = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+def _answer_trips(group: dist.ProcessGroup | None, now: Now) -> None:
+    command, stamps = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     while True:
-        dist.recv(word, group=group, group_src=0, tag=_TAG)
+        dist.recv(command, group=group, group_src=0, tag=_TAG)
         received = now()
-        if word.item() == _END:
+        if command.item() == _END:
             return
         stamps[0] = received
         stamps[1] = now()

@@ -1,1 +1,1 @@
-"""Recording: what a rank measures while it trains, and how spans of all ranks reach rank 0."""
+"""Recording: measuring spans on each rank while it trains, and gathering them on rank 0."""

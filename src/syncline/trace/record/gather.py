@@ -1,7 +1,7 @@
-"""All ranks' spans to rank 0 when a recording ends, over the store that the ranks met at.
+"""Gathering all ranks' spans on rank 0 at the end of a recording, through the store of the process group.
 
-Nobody is waited for without a limit, and nothing but text travels: each rank puts what it has into the store, rank 0
-takes what came in time. Who was not taken, or cannot reach the others, writes a file of its own.
+Every wait has a time limit, and only JSON is sent. Each rank puts its spans into the store, and rank 0 takes what
+arrives in time. A rank whose spans were not taken, or that cannot reach the store, writes a file of its own.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import gzip
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,145 +18,158 @@ import torch.distributed as dist
 
 from syncline._compat import PrefixStore, Store, default_store, new_group
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.trace.merge.clocks import Clock, measure
-from syncline.trace.merge.merge import Merged, Part, merge
-from syncline.trace.merge.metadata import together
-from syncline.trace.merge.rank_file import write_part
+from syncline.trace.merge.clocks import Clock, measure_clocks
+from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.metadata import rank_metadata
+from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.span import Span
 
-_CHUNK = 1 << 20  # a store refuses messages of many megabytes
-_LOOK_S = 0.02
-_GONE = "null"
-"""The head of a rank that came and waits no longer."""
+_CHUNK_BYTES = 1 << 20  # a store refuses messages of many megabytes
+_POLL_S = 0.02
+_LEFT = "null"
+"""The head of a rank that has stopped waiting."""
 _COST = "overhead_ns_per_step"
 _WRITTEN, _FAILED = "written", "failed"
+_STORE_ERRORS = (RuntimeError, ValueError, OSError)  # of a store or a peer that is gone; DistError is a RuntimeError
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one rank has to say: its part, and what `metadata.together` makes one entry of."""
+class RankRecording:
+    """What one rank contributes to the trace: its spans, and its part of the metadata."""
 
     part: Part
     cores: int
-    usage: Sequence[Sequence[int]]
+    cpu_times: Sequence[Sequence[int]]
     recorder: dict[str, Any]
-    crashed: str = ""
-    """The error with which the loop ended, in a line."""
+    error: str = ""
+    """The error that ended the loop, in one line."""
     notes: tuple[str, ...] = ()
     """What this rank could not record."""
 
-    def text(self) -> bytes:
-        """As bytes for the way."""
-        clock = self.part.clock
+    @property
+    def rank(self) -> int:
+        """The rank."""
+        return self.part.rank
+
+    def to_bytes(self) -> bytes:
+        """As compressed JSON. The clock is measured later, by all ranks together."""
         content = {
-            "rank": self.part.rank,
+            "rank": self.rank,
             "host": self.part.host,
-            "clock": None if clock is None else asdict(clock),
             "cores": self.cores,
-            "usage": [list(row) for row in self.usage],
+            "cpu_times": self.cpu_times,
             "recorder": self.recorder,
-            "crashed": self.crashed,
+            "error": self.error,
             "notes": self.notes,
             "spans": [span.to_row() for span in self.part.spans],
         }
         return gzip.compress(json.dumps(content).encode(), compresslevel=3)
 
-
-def read_seen(text: bytes) -> Seen:
-    """What `Seen.text` wrote."""
-    content = json.loads(gzip.decompress(text))
-    rank, clock = content["rank"], content["clock"]
-    spans = [Span.from_row(rank, row) for row in content["spans"]]
-    part = Part(rank, spans, content["host"], None if clock is None else Clock(**clock))
-    return Seen(
-        part, content["cores"], content["usage"], content["recorder"], content["crashed"], tuple(content["notes"])
-    )
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RankRecording":
+        """What `to_bytes` wrote."""
+        content = json.loads(gzip.decompress(data))
+        rank, host, rows = content.pop("rank"), content.pop("host"), content.pop("spans")
+        part = Part(rank, [Span.from_row(rank, row) for row in rows], host)
+        return cls(part, **{**content, "notes": tuple(content["notes"])})
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a rank has left: the trace of all on rank 0, its own file where that failed, or nothing."""
+class WrittenTrace:
+    """The file that a rank has written: the trace on rank 0, its own spans where that failed, or none."""
 
     path: Path | None
     notes: tuple[str, ...] = ()
 
 
-def write_trace(seen: Sequence[Seen], path: Path, *, world_size: int, about: dict[str, Any]) -> Written:
-    """One trace of the ranks that are there; the others are told of."""
-    merged: Merged = merge([one.part for one in seen])
-    here = {one.part.rank for one in seen}
-    notes = [f"rank {rank} did not come in time: it is left out" for rank in range(world_size) if rank not in here]
-    notes += [f"rank {one.part.rank} ended with an error: {one.crashed}" for one in seen if one.crashed]
-    notes += [f"rank {one.part.rank}: {text}" for one in seen for text in one.notes]
+def write_trace(
+    recordings: Sequence[RankRecording], path: Path, *, world_size: int, metadata: dict[str, Any]
+) -> WrittenTrace:
+    """Merge the recordings of ranks into one trace file; its notes name the ranks that are missing."""
+    merged = merge([recording.part for recording in recordings])
+    present = {recording.rank for recording in recordings}
+    notes = [f"rank {rank} did not arrive in time and is left out" for rank in range(world_size) if rank not in present]
+    notes += [f"rank {one.rank} ended with an error: {one.error}" for one in recordings if one.error]
+    notes += [f"rank {one.rank}: {text}" for one in recordings for text in one.notes]
     notes += merged.notes
-    if len({one.part.host for one in seen}) > 1 and merged.clock_error_ns is not None:
-        notes.append("the hosts' clocks were measured once, when the recording ended: drift before it is not corrected")
-    ranks = together(
-        hosts={one.part.rank: one.part.host for one in seen},
-        cores={one.part.rank: one.cores for one in seen},
-        usage={one.part.rank: one.usage for one in seen},
-        recorders=[{**one.recorder, _COST: one.recorder.get(_COST) or 0.0} for one in seen],
+    if len({recording.part.host for recording in recordings}) > 1 and merged.clock_error_ns is not None:
+        notes.append(
+            "the clocks of the hosts were measured once, at the end of the recording: earlier drift is not corrected"
+        )
+    ranks = rank_metadata(
+        hosts={one.rank: one.part.host for one in recordings},
+        cores={one.rank: one.cores for one in recordings},
+        cpu_times={one.rank: one.cpu_times for one in recordings},
+        recorders=[{**one.recorder, _COST: one.recorder.get(_COST) or 0.0} for one in recordings],
     )
-    if all(one.recorder.get(_COST) is None for one in seen):
+    if all(one.recorder.get(_COST) is None for one in recordings):
         del ranks["recorder"][_COST]
-    metadata = {**about, "world_size": world_size, "clock_error_ns": merged.clock_error_ns, "notes": notes} | ranks
+    metadata = {**metadata, "world_size": world_size, "clock_error_ns": merged.clock_error_ns, "notes": notes, **ranks}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_chrome_trace(merged.spans, path, metadata=metadata)
-    return Written(path, tuple(notes))
+    return WrittenTrace(path, tuple(notes))
 
 
-def collect(seen: Seen, path: Path, *, number: int, timeout_s: float, about: dict[str, Any]) -> Written:
-    """Bring the ranks' spans together: the trace at `path` on rank 0, at most `timeout_s` seconds later.
+def gather_trace(
+    recording: RankRecording, path: Path, *, number: int, timeout_s: float, metadata: dict[str, Any]
+) -> WrittenTrace:
+    """Write the trace of all ranks to `path` on rank 0, after at most `timeout_s` seconds. Every rank calls this.
 
-    `number` counts a process's recordings: all ranks' n-th belong together.
+    `number` is that of the recording (`recording_store`).
     """
     world = dist.get_world_size()
     try:
-        store = PrefixStore(prefix(number), default_store())
-        if seen.part.rank == 0:
-            return _gather(seen, store, path, world=world, timeout_s=timeout_s, about=about)
-        return _give(seen, store, path, world=world, timeout_s=timeout_s)
-    except (RuntimeError, ValueError, OSError) as error:  # a store that is gone; DistError is a RuntimeError
-        kept = write_own(seen, path, world_size=world)
-        return Written(kept, (f"the ranks' spans were not brought together ({_line(error)}): {kept} has this rank's",))
+        store = recording_store(number)
+        if recording.rank == 0:
+            return receive(recording, store, path, world=world, timeout_s=timeout_s, metadata=metadata)
+        return send(recording, store, path, world=world, timeout_s=timeout_s)
+    except _STORE_ERRORS as error:
+        kept = write_own_file(recording, path, world_size=world)
+        note = f"the ranks' spans could not be gathered ({_first_line(error)}): this rank's are in {kept}"
+        return WrittenTrace(kept, (note,))
 
 
-def prefix(number: int) -> str:
-    """Where a recording's keys are in the store."""
-    return f"syncline/trace/{number}"
+def recording_store(number: int) -> Store:
+    """The part of the process group's store for one recording.
+
+    Each process counts its recordings: the n-th recordings of all ranks belong together.
+    """
+    return PrefixStore(f"syncline/trace/{number}", default_store())
 
 
-def write_own(seen: Seen, path: Path, *, world_size: int) -> Path:
-    """This rank's spans in a file beside the trace; `syncline trace export` of the folder merges them."""
+def write_own_file(recording: RankRecording, path: Path, *, world_size: int) -> Path:
+    """Write this rank's spans beside the trace; `syncline trace export` of the folder merges such files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_part(seen.part, path.parent, world_size=world_size)
+    return write_rank_file(recording.part, path.parent, world_size=world_size)
 
 
-def _gather(
-    mine: Seen, store: Store, path: Path, *, world: int, timeout_s: float, about: dict[str, Any]
-) -> Written:  # fmt: skip
+def receive(
+    mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s: float, metadata: dict[str, Any]
+) -> WrittenTrace:
+    """Rank 0's side: take the other ranks' recordings out of the store and write the trace."""
     until = time.monotonic() + timeout_s
-    told = {rank: json.loads(_get(store, f"{rank}", until) or _GONE) for rank in range(1, world)}
-    heads = {rank: head for rank, head in told.items() if head is not None}
+    found = {rank: json.loads(_poll(store, f"{rank}", until) or _LEFT) for rank in range(1, world)}
+    heads = {rank: head for rank, head in found.items() if head is not None}
     hosts = {mine.part.host, *(head["host"] for head in heads.values())}
-    whole = len(heads) == world - 1 and not mine.crashed and not any(head["crashed"] for head in heads.values())
-    clocks = whole and len(hosts) > 1
-    store.set("decided", json.dumps({"ranks": [0, *heads], "clocks": clocks}))
-    measured: Sequence[Clock | None] = [None] * world
-    if clocks:
+    complete = len(heads) == world - 1 and not mine.error and not any(head["failed"] for head in heads.values())
+    measures = complete and len(hosts) > 1
+    store.set("decided", json.dumps({"ranks": [0, *heads], "measures": measures}))
+    clocks: Sequence[Clock | None] = [None] * world
+    if measures:
         try:
-            measured = _measure(world, timeout_s)
-        except (RuntimeError, ValueError, OSError) as error:
-            mine = replace(mine, notes=(*mine.notes, f"the hosts' clocks could not be measured ({_line(error)})"))
-    seen = [replace(mine, part=replace(mine.part, clock=measured[0]))]
+            clocks = _measure(world, timeout_s)
+        except _STORE_ERRORS as error:
+            note = f"the clocks of the hosts could not be measured ({_first_line(error)})"
+            mine = replace(mine, notes=(*mine.notes, note))
+    recordings = [mine]
     for rank, head in heads.items():
-        text = b"".join(store.get(f"{rank}/{index}") for index in range(head["chunks"]))
-        one = read_seen(text)
-        seen.append(replace(one, part=replace(one.part, clock=measured[rank])))
-        for index in range(head["chunks"]):
-            store.delete_key(f"{rank}/{index}")
+        keys = [f"{rank}/{index}" for index in range(head["chunks"])]
+        recordings.append(RankRecording.from_bytes(b"".join(store.get(key) for key in keys)))
+        for key in keys:
+            store.delete_key(key)
+    recordings = [replace(one, part=replace(one.part, clock=clocks[one.rank])) for one in recordings]
     try:
-        written = write_trace(seen, path, world_size=world, about=about)
+        written = write_trace(recordings, path, world_size=world, metadata=metadata)
     except OSError:
         store.set("done", _FAILED)
         raise
@@ -164,50 +177,50 @@ def _gather(
     return written
 
 
-def _give(mine: Seen, store: Store, path: Path, *, world: int, timeout_s: float) -> Written:
-    rank, text = mine.part.rank, mine.text()
-    chunks: list[Any] = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
+def send(mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s: float) -> WrittenTrace:
+    """The other ranks' side: put the recording into the store, and wait until rank 0 has written the trace."""
+    rank, data = mine.rank, mine.to_bytes()
+    chunks: list[Any] = [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
     for index, chunk in enumerate(chunks):
         store.set(f"{rank}/{index}", chunk)
-    head = {"host": mine.part.host, "chunks": len(chunks), "crashed": bool(mine.crashed)}
-    store.set(f"{rank}", json.dumps(head))
-    # Rank 0 may have come just before its own time was up. After an error nobody should wait long to be told of it.
-    until = time.monotonic() + timeout_s * (1 if mine.crashed else 2)
-    decided = _get(store, "decided", until)
+    store.set(f"{rank}", json.dumps({"host": mine.part.host, "chunks": len(chunks), "failed": bool(mine.error)}))
+    # Rank 0 may arrive just before its own time is up. After an error the user should not wait long to see it.
+    until = time.monotonic() + timeout_s * (1 if mine.error else 2)
+    decided = _poll(store, "decided", until)
     if decided is not None:
-        told = json.loads(decided)
-        if rank in told["ranks"]:
-            if told["clocks"]:
-                with contextlib.suppress(RuntimeError, ValueError, OSError):  # rank 0 goes on without, and says so
+        decision = json.loads(decided)
+        if rank in decision["ranks"]:
+            if decision["measures"]:
+                with contextlib.suppress(*_STORE_ERRORS):  # rank 0 goes on without clocks, and notes it
                     _measure(world, timeout_s)
                 until = max(until, time.monotonic() + timeout_s)
-            if _get(store, "done", until) == _WRITTEN.encode():
-                return Written(None)
+            if _poll(store, "done", until) == _WRITTEN.encode():
+                return WrittenTrace(None)
     else:
-        store.set(f"{rank}", _GONE)  # a rank 0 that comes after all need not wait for this one, nor measure with it
-    kept = write_own(mine, path, world_size=world)
-    return Written(kept, (f"rank 0 did not take this rank's spans: they are in {kept}",))
+        store.set(f"{rank}", _LEFT)  # a rank 0 that arrives later must not wait for this rank
+    kept = write_own_file(mine, path, world_size=world)
+    return WrittenTrace(kept, (f"rank 0 did not take this rank's spans: they are in {kept}",))
 
 
 def _measure(world: int, timeout_s: float) -> list[Clock]:
-    """All ranks' clocks; they were all here a moment ago. The default group would wait as long as it is told to."""
+    """All ranks' clocks, in a group with our timeout: the default group would wait as long as its own."""
     group = new_group(range(world), timeout=timedelta(seconds=timeout_s), backend="gloo")
     try:
-        return measure(group)
+        return measure_clocks(group)
     finally:
         dist.destroy_process_group(group)
 
 
-def _get(store: Store, key: str, until: float) -> bytes | None:
-    """A value as soon as it is there. Not by the store's own wait: it keeps other threads from the store."""
+def _poll(store: Store, key: str, until: float) -> bytes | None:
+    """The value of a key as soon as it is set; None after `until`. The store's own wait blocks other threads' calls."""
     while not store.check([key]):
         if time.monotonic() >= until:
             return None
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     value: bytes = store.get(key)
     return value
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

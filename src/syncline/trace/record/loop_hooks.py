@@ -1,180 +1,181 @@
-"""What hooks see of a training loop, as spans: forward, loss, backward, update, what lies between, and the steps.
+"""Hooks on a training loop that record its data, forward, loss, backward and update spans, and its steps.
 
-A step reaches from the end of one `optimizer.step()` to the end of the next, so that steps tile the time. Whatever the
-loop does in it, hooks hold no state that must come in pairs: an exception leaves nothing half open.
+A step lasts from the end of one `optimizer.step()` to the end of the next, so that steps cover all time. The hooks keep
+no state that must come in pairs: after an exception in the loop nothing is left half open.
 """
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from syncline._compat import after_backward, on_every_backward, on_every_step
 from syncline.trace.record.postprocess import DDP_TAIL
-from syncline.trace.record.recorder import Recorder
-from syncline.trace.record.sampling import Pace, Sampling
+from syncline.trace.record.recorder import Mark, Recorder
+from syncline.trace.record.sampling import IntervalChooser, Sampling
 from syncline.trace.span import STEP
 
 BETWEEN = "between steps"
-"""The name of `data` spans that were not seen: from the end of a step (or pass) to the next forward."""
+"""The name of `data` spans that are guessed: from the end of a step (or pass) to the next forward pass."""
 
-_MOMENT_S = 0.2
+_COMPLETION_WAIT_S = 0.2
 
 
-class Watch:
-    """The loop of one process."""
+class LoopHooks:
+    """The hooks of one process's training loop, and what they know about it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.sampling = Sampling()
-        """Which steps are recorded; another thread may say so."""
-        self.pace: Pace | None = None
-        """Looks at the first steps, where it is not decided yet which are to be recorded."""
-        self.ddp = False
+        """Which steps are recorded; another thread may replace it."""
+        self.interval_chooser: IntervalChooser | None = None
+        """Observes the first steps while it is not decided yet which steps are recorded."""
+        self.uses_ddp = False
         """Whether backward passes end with DDP's wait for its buckets."""
-        self.own_hook = False
-        """Whether the buckets go through a comm hook of the user's: then their launches are not seen."""
-        self.computed: Any = None
-        """When the last gradient was there, in the backward pass under way; after it DDP waits for its buckets."""
+        self.has_comm_hook = False
+        """Whether the buckets go through a comm hook of the user, which hides their launches from us."""
+        self.last_gradient: Mark = None
+        """When the last gradient of the current backward pass was computed; after it DDP waits for its buckets."""
         self.counts = {"forward": 0, "backward": 0, "update": 0, "exchange": 0}
-        """How often each kind of hook has done something: what they cost is counted by it."""
+        """How often each kind of hook did something; `overhead` computes the cost from it."""
         self.notes: list[str] = []
-        """What could not be seen, for the trace."""
-        self.explicit = False
-        """Whether the loop's data are seen, and need not be guessed."""
-        self.buckets: dict[str, int] = {}
-        self.collectives: dict[str, int] = {}
-        """How many of a backward pass, and of a step, there were, by their process group."""
-        self.launched = self.landed = 0
-        """Exchanges that were begun, and those whose end was seen: another thread says so, a little later."""
-        self._begin: Any = recorder.mark(STEP)
-        self._gap: int = time.perf_counter_ns()
-        self._loss_from: Any = None
-        self._stepped_from: Any = None
-        self._depth = 0
-        self._ends: weakref.ref[torch.optim.Optimizer] | None = None
-        self._updates: dict[int, Any] = {}
-        self._removes: list[Callable[[], None]] = []
+        """What could not be recorded, for the trace."""
+        self.loader_is_timed = False
+        """Whether the loop's loader is wrapped, so that data time need not be guessed."""
+        self.on_step_end: Callable[[], None] | None = None
+        """Called once, at the end of the next step."""
+        self.bucket_counts: dict[str, int] = {}
+        """DDP buckets of the current backward pass by process group."""
+        self.collective_counts: dict[str, int] = {}
+        """Collectives of the current step by process group."""
+        self.exchanges_started = self.exchanges_ended = 0
+        """Another thread counts ends, a little after they happen."""
+        self._step_start: Mark = recorder.mark(STEP)
+        self._idle_since_ns: int = time.perf_counter_ns()
+        self._loss_start: Mark = None
+        self._backward_end: Mark = None
+        self._backward_depth = 0
+        self._last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._update_starts: dict[int, Mark] = {}
+        self._removers: list[Callable[[], None]] = []
 
-    def open(self) -> None:
-        """See every optimizer's steps and every backward pass."""
-        self._removes.append(on_every_step(self.before_step, self.after_step))
-        self._removes.append(on_every_backward(self.around_backward))
+    def install(self) -> None:
+        """Hook every optimizer's steps and every backward pass."""
+        self._removers.append(on_every_step(self.before_step, self.after_step))
+        self._removers.append(on_every_backward(self.around_backward))
 
-    def until_closed(self, remove: Callable[[], None]) -> None:
-        """Have something undone with the hooks."""
-        self._removes.append(remove)
+    def call_on_removal(self, remover: Callable[[], None]) -> None:
+        """Call `remover` together with the removal of the hooks."""
+        self._removers.append(remover)
 
-    def land(self) -> None:
-        """Give exchanges whose end is not told yet a moment."""
-        until = time.monotonic() + _MOMENT_S
-        while self.landed < self.launched and time.monotonic() < until:
+    def remove(self) -> None:
+        """Remove all hooks."""
+        removers, self._removers = self._removers, []
+        for remover in reversed(removers):
+            remover()
+
+    def wait_for_exchanges(self) -> None:
+        """Give exchanges a moment whose end was not reported yet."""
+        until = time.monotonic() + _COMPLETION_WAIT_S
+        while self.exchanges_ended < self.exchanges_started and time.monotonic() < until:
             time.sleep(0.001)
 
-    def close(self) -> None:
-        """Take all hooks away."""
-        removes, self._removes = self._removes, []
-        for remove in reversed(removes):
-            remove()
+    def set_last_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the loop ends with this optimizer's step."""
+        self._last_optimizer = weakref.ref(optimizer)
 
-    def ends_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """The step of this optimizer ends a step of the loop."""
-        self._ends = weakref.ref(optimizer)
+    # Called by hooks:
 
-    on_step: Callable[[], None] | None = None
-    """Called once, at the end of the next step."""
-
-    # -- what hooks call
-
-    def enter_forward(self) -> Any:
+    def enter_forward(self) -> Mark:
         """A forward pass begins."""
         recorder = self.recorder
         if not recorder.enabled:
             return None
         start = recorder.mark("forward")
-        if self._gap and not self.explicit:
-            recorder.add("data", BETWEEN, self._gap, start if isinstance(start, int) else time.perf_counter_ns())
-        self._gap = 0
-        self._loss_from = None
+        if self._idle_since_ns and not self.loader_is_timed:
+            end = start if isinstance(start, int) else time.perf_counter_ns()
+            recorder.add("data", BETWEEN, self._idle_since_ns, end)
+        self._idle_since_ns = 0
+        self._loss_start = None
         return start
 
-    def leave_forward(self, start: Any) -> None:
-        """A forward pass has ended; what comes until the backward pass is the loss."""
+    def leave_forward(self, start: Mark) -> None:
+        """A forward pass has ended; from here to the backward pass the loss is computed."""
         recorder = self.recorder
         if not recorder.enabled:
             return
         end = recorder.mark("forward")
         training = torch.is_grad_enabled()
         recorder.add("forward", "forward" if training else "evaluation", start, end)
-        self._loss_from = end if training else None
+        self._loss_start = end if training else None
         self.counts["forward"] += 1
 
     def around_backward(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A backward pass; one that runs inside another (checkpointing) is a part of it."""
-        # First of all, so that compiled code has nothing to guard.
-        if torch.compiler.is_compiling() or not self.recorder.enabled or self._depth:
+        """Run and record a backward pass; one inside another (checkpointing) is part of the outer one."""
+        # This check comes first, so that compiled code has nothing to guard.
+        if torch.compiler.is_compiling() or not self.recorder.enabled or self._backward_depth:
             return backward(*args, **kwargs)
         recorder = self.recorder
-        self._depth += 1
-        self.buckets.clear()
-        self.computed = None
-        hook = self._note_end(args, kwargs) if self.own_hook else None
+        self._backward_depth += 1
+        self.bucket_counts.clear()
+        self.last_gradient = None
+        hook = self._mark_last_gradient(args, kwargs) if self.has_comm_hook else None
         start = recorder.mark("backward")
-        if self._loss_from is not None:
-            recorder.add("forward", "loss", self._loss_from, start)
-        self._loss_from = None
+        if self._loss_start is not None:
+            recorder.add("forward", "loss", self._loss_start, start)
+        self._loss_start = None
         try:
             return backward(*args, **kwargs)
         finally:
-            self._depth -= 1
+            self._backward_depth -= 1
             if hook is not None:
                 hook.remove()
             end = recorder.mark("backward")
-            computed = self.computed
-            recorder.add("backward", "backward", start, end if computed is None else computed)
-            if computed is not None:
-                recorder.add("backward", DDP_TAIL, computed, end)
-            self._stepped_from = end
-            self._gap = end if isinstance(end, int) else time.perf_counter_ns()
+            last_gradient = self.last_gradient
+            recorder.add("backward", "backward", start, end if last_gradient is None else last_gradient)
+            if last_gradient is not None:
+                recorder.add("backward", DDP_TAIL, last_gradient, end)
+            self._backward_end = end
+            self._idle_since_ns = end if isinstance(end, int) else time.perf_counter_ns()
             self.counts["backward"] += 1
 
-    def _note_end(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Mark the moment at which the last gradient is there.
+    def _mark_last_gradient(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Mark the moment at which the last gradient is computed.
 
-        What is queued first is called first, and the root's hook comes before all of DDP's.
+        Callbacks run in the order in which they were queued, and the root's hook runs before all of DDP's.
         """
         roots = args[0] if args else kwargs.get("tensors")
         root = next(iter(roots), None) if isinstance(roots, list | tuple) else roots
         if not isinstance(root, torch.Tensor) or root.grad_fn is None:
             return None
 
-        def computed() -> None:
-            self.computed = self.recorder.mark("backward")
+        def mark() -> None:
+            self.last_gradient = self.recorder.mark("backward")
 
-        return root.register_hook(lambda _: after_backward(computed))
+        return root.register_hook(lambda _: after_backward(mark))
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer is about to step."""
+        """An optimizer's step begins."""
         recorder = self.recorder
         if recorder.enabled:
-            start = self._updates[id(optimizer)] = recorder.mark("update")
-            if self._stepped_from is not None:
-                recorder.add("update", "before step", self._stepped_from, start)
-            self._stepped_from = None
-            self._gap = 0
+            start = self._update_starts[id(optimizer)] = recorder.mark("update")
+            if self._backward_end is not None:
+                recorder.add("update", "before step", self._backward_end, start)
+            self._backward_end = None
+            self._idle_since_ns = 0
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has stepped: unless another one is to come, the step has ended."""
+        """An optimizer's step has ended, and with the last optimizer's step the step of the loop."""
         recorder = self.recorder
         if recorder.enabled:
-            recorder.add("update", "update", self._updates.pop(id(optimizer), None), recorder.mark("update"))
+            recorder.add("update", "update", self._update_starts.pop(id(optimizer), None), recorder.mark("update"))
             self.counts["update"] += 1
-            self._gap = time.perf_counter_ns()  # another optimizer's forward may follow
-        last = None if self._ends is None else self._ends()
+            self._idle_since_ns = time.perf_counter_ns()  # another optimizer's forward pass may follow
+        last = None if self._last_optimizer is None else self._last_optimizer()
         if last is None:
-            self.ends_steps(optimizer)
+            self.set_last_optimizer(optimizer)
         if last is None or last is optimizer:
             self._end_step()
 
@@ -182,33 +183,61 @@ class Watch:
         recorder = self.recorder
         now, sampling = recorder.mark(STEP), self.sampling
         if sampling.keeps(recorder.step):
-            recorder.add(STEP, STEP, self._begin, now)
+            recorder.add(STEP, STEP, self._step_start, now)
         recorder.step += 1
         step = recorder.step
-        if self.pace is not None and self.pace.ended(recorder):
-            self.pace = None
+        if self.interval_chooser is not None and self.interval_chooser.step_ended(recorder):
+            self.interval_chooser = None
         if sampling.every > 1:
-            # An engine's work reaches from one step into the next: those before and behind are watched, too.
+            # An engine's exchanges reach into the next step, so the steps before and after are recorded as well.
             margin = 1 if recorder.engines else 0
             recorder.enabled = any(sampling.keeps(number) for number in range(step - margin, step + margin + 1))
             if now is None and recorder.enabled:
                 now = recorder.mark(STEP)
-        self._begin = now
+        self._step_start = now
         if recorder.enabled:
-            self._gap = now if isinstance(now, int) else time.perf_counter_ns()
-        self._loss_from = self._stepped_from = None
-        self.collectives.clear()
-        if self.on_step is not None:
-            call, self.on_step = self.on_step, None
+            self._idle_since_ns = now if isinstance(now, int) else time.perf_counter_ns()
+        self._loss_start = self._backward_end = None
+        self.collective_counts.clear()
+        if self.on_step_end is not None:
+            call, self.on_step_end = self.on_step_end, None
             call()
 
-    def interrupt(self) -> None:
-        """A collective begins outside of the passes: what was guessed around it is no data, loss or update."""
-        if self._gap and not self.explicit and not self._depth:
-            self.recorder.add("data", BETWEEN, self._gap, time.perf_counter_ns())
-        self._loss_from = self._stepped_from = None
+    def enter_collective(self) -> None:
+        """A collective starts outside of the passes: the time around it is not data, loss or update."""
+        if self._idle_since_ns and not self.loader_is_timed and not self._backward_depth:
+            self.recorder.add("data", BETWEEN, self._idle_since_ns, time.perf_counter_ns())
+        self._loss_start = self._backward_end = None
 
-    def resume(self) -> None:
-        """The collective's call has returned."""
-        if self._gap:
-            self._gap = time.perf_counter_ns()
+    def leave_collective(self) -> None:
+        """The call of the collective has returned."""
+        if self._idle_since_ns:
+            self._idle_since_ns = time.perf_counter_ns()
+
+
+class TimedLoader:
+    """A data loader whose batches are recorded as `data` spans; everything else is passed on to the loader."""
+
+    def __init__(self, recorder: Callable[[], Recorder | None], loader: Iterable[Any]) -> None:
+        self._recorder, self._loader = recorder, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self._loader)
+        while True:
+            recorder = self._recorder()
+            start = recorder.mark("data") if recorder is not None else None
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            if recorder is not None:
+                recorder.add("data", "data", start, recorder.mark("data"))
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copying asks for these before there is a loader
+            raise AttributeError(name)
+        return getattr(self._loader, name)

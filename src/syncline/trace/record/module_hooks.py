@@ -1,4 +1,4 @@
-"""Hooks on the modules that a loop calls, and on those alone: their parts cost nothing."""
+"""Hooks on the modules that a training loop calls; their submodules are not hooked and cost nothing."""
 
 import sys
 import threading
@@ -10,78 +10,88 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline._compat import on_every_forward
-from syncline.trace.record.loop_hooks import Watch
+from syncline._compat import on_every_forward, replace_compiled_call
+from syncline.trace.record.loop_hooks import LoopHooks
+from syncline.trace.record.recorder import Mark
 
 
-def see(watch: Watch, model: nn.Module) -> None:
-    """Record the forward passes of a module, as it is called."""
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        watch.until_closed(_around_compiled(watch, model))
+def hook_module(hooks: LoopHooks, model: nn.Module) -> None:
+    """Record the forward passes of a module."""
+
+    def around_compiled(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        start = hooks.enter_forward()
+        result = compiled(*args, **kwargs)
+        hooks.leave_forward(start)
+        return result
+
+    # `model.compile()` would compile forward hooks together with the model, so its entry is replaced instead.
+    restore = replace_compiled_call(model, around_compiled)
+    if restore is not None:
+        hooks.call_on_removal(restore)
         return
     calls = _Calls()
 
     def before(module: nn.Module, args: Any) -> None:
-        step = watch.recorder.step
+        step = hooks.recorder.step
         if calls.depth and calls.step != step:
-            calls.depth = 0  # an interrupt left it
+            calls.depth = 0  # left over from an interrupted forward pass
         if not calls.depth:
-            calls.step, calls.start = step, watch.enter_forward()
+            calls.step, calls.start = step, hooks.enter_forward()
         calls.depth += 1
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         calls.depth = max(0, calls.depth - 1)
-        # Torch calls this without an output, and from its handler, where the forward has failed.
+        # If the forward pass failed, torch calls this without an output while the exception is handled.
         if not calls.depth and not (output is None and sys.exc_info()[1] is not None):
-            watch.leave_forward(calls.start)
+            hooks.leave_forward(calls.start)
 
     entered = model.register_forward_pre_hook(_Hook(before))
     left = model.register_forward_hook(_Hook(after), always_call=True)
     for handle in (entered, left):
-        watch.until_closed(handle.remove)
+        hooks.call_on_removal(handle.remove)
 
 
-def search(watch: Watch, use: Callable[[nn.Module], None]) -> None:
-    """Find out in the step that begins which modules are called from outside others; `use` each of them after it."""
+def find_models(hooks: LoopHooks, use: Callable[[nn.Module], None]) -> None:
+    """Record one step with hooks on all modules, then `use` each module that the loop itself called."""
     found: list[weakref.ref[nn.Module]] = []
     depth, start = 0, None
 
     def before(module: nn.Module, args: Any) -> None:
         nonlocal depth, start
-        if not depth and _trains(module):
-            start = watch.enter_forward()
+        if not depth and _has_parameters(module):
+            start = hooks.enter_forward()
         depth += 1
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal depth
         depth = max(0, depth - 1)
-        if not depth and _trains(module):
-            watch.leave_forward(start)
+        if not depth and _has_parameters(module):
+            hooks.leave_forward(start)
             if all(known() is not module for known in found):
                 found.append(weakref.ref(module))
 
     remove = on_every_forward(_Hook(before), _Hook(after))
 
-    def done() -> None:
+    def step_ended() -> None:
         remove()
         for known in found:
             module = known()
             if module is not None:
                 use(module)
 
-    watch.until_closed(remove)
-    watch.on_step = done
+    hooks.call_on_removal(remove)
+    hooks.on_step_end = step_ended
 
 
 class _Calls(threading.local):
-    """The calls of a module that one thread is in: one that calls itself is one forward."""
+    """One thread's nested calls of a module: a module that calls itself makes one forward span."""
 
     depth = step = 0
-    start: Any = None
+    start: Mark = None
 
 
 class _Hook:
-    """A hook on a module; in a copy of the module, or a file of it, there is one that does nothing instead."""
+    """A hook on a module. Copying or pickling the module turns it into a hook that does nothing."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -91,31 +101,10 @@ class _Hook:
             self._call(*args)
 
     def __reduce__(self) -> Any:
-        # Of the standard library: whoever loads the file may not have ours.
+        # From the standard library: Syncline may not be installed where the file is loaded.
         return getattr, (nullcontext(), "__exit__")
 
 
-def _trains(module: nn.Module) -> bool:
-    """Whether it has parameters: a loss has none."""
+def _has_parameters(module: nn.Module) -> bool:
+    """Separates models from losses."""
     return next(module.parameters(), None) is not None
-
-
-def _around_compiled(watch: Watch, model: Any) -> Callable[[], None]:
-    """`model.compile()` compiles the hooks with the model: its entry is replaced instead."""
-    compiled = model._compiled_call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        start = watch.enter_forward()
-        result = compiled(*args, **kwargs)
-        watch.leave_forward(start)
-        return result
-
-    model._compiled_call_impl = call
-    known = weakref.ref(model)
-
-    def restore() -> None:
-        again: Any = known()
-        if again is not None and again._compiled_call_impl is call:
-            again._compiled_call_impl = compiled
-
-    return restore

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from syncline._compat import new_group
-from syncline.trace.merge.clocks import Clock, drifting, measure
+from syncline.trace.merge.clocks import Clock, measure_clocks, with_drift
 
 
 class RunClock:
@@ -27,7 +27,7 @@ class RunClock:
         """Measure again: the clock in between, as plain data; None for a rank that is alone."""
         if self._first is None:
             return None
-        return asdict(drifting(self._first, self._now()))
+        return asdict(with_drift(self._first, self._now()))
 
     def _now(self) -> Clock:
-        return measure(self._group)[dist.get_rank()]
+        return measure_clocks(self._group)[dist.get_rank()]

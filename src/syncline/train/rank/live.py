@@ -32,7 +32,7 @@ class Live:
         if not steps or self._paid < self._cost:
             return {}
         # Exchanges of the step before may reach into the first.
-        spans = [s for s in recorder.recent(steps[0] - 1) if s.lane != STEP or s.step >= steps[0]]
+        spans = [s for s in recorder.spans(steps[0] - 1) if s.lane != STEP or s.step >= steps[0]]
         told = {step: _told(parts) for step, parts in partition(spans).items()}
         self._cost = time.perf_counter() - begin
         self._paid -= self._cost

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from syncline._compat import Store
 from syncline.errors import UsageError
 from syncline.trace import Recorder
-from syncline.trace.merge.clocks import host
-from syncline.trace.record import overhead as cost
-from syncline.trace.record.cpu_time import cores
-from syncline.trace.record.environment import leave_alone
+from syncline.trace.merge.clocks import host_id
+from syncline.trace.record.cpu_time import available_cores
+from syncline.trace.record.environment import ignore_variables
+from syncline.trace.record.overhead import recording_cost
 from syncline.train.checkpoint.files import cut_logs
 from syncline.train.checkpoint.snapshot import Snapshots
 from syncline.train.config import Train
@@ -67,7 +67,7 @@ def run_rank(
     With a `gate` it trains in turns, as long as the gate lets it.
     """
     entered = time.perf_counter_ns()
-    leave_alone()
+    ignore_variables()
     train, strategy = assignment.train, load(assignment.strategy)
     device = _device(train.device, local_rank)
     torch.set_num_threads(train.threads or max(1, assignment.cores // (assignment.workers + assignment.servers)))
@@ -86,8 +86,8 @@ def run_rank(
             "rank": rank,
             "node": node,
             "host": socket.gethostname(),
-            "boot_id": host(),
-            "cores": cores(),
+            "boot_id": host_id(),
+            "cores": available_cores(),
             "backend": dist.get_backend() if dist.is_initialized() else "",
             "startup_ms": {
                 "launch": (entered - assignment.launched_ns) / 1e6,
@@ -110,9 +110,9 @@ def run_rank(
         record["spans"] = [
             replace(span, step=span.step + shift).to_row() for span in recorder.spans()
         ]  # fmt: skip
-        record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.whole_from
-        record["usage"] = [[step + shift, cpu, delay] for step, cpu, delay in recorder.usage.rows]
-        record["recorder"] = cost.facts(recorder)
+        record["spans_dropped"], record["whole_from"] = recorder.dropped, recorder.first_complete_step
+        record["usage"] = [[step + shift, cpu, delay] for step, cpu, delay in recorder.cpu_times.rows]
+        record["recorder"] = recording_cost(recorder)
         return record
 
 

@@ -8,7 +8,7 @@ from syncline.stats import summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Merged, Part, merge
-from syncline.trace.merge.metadata import together
+from syncline.trace.merge.metadata import rank_metadata
 from syncline.train.strategies import load
 
 _FEWEST = 3
@@ -27,10 +27,10 @@ def spans_of(records: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 def about_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a trace says of its ranks beside their spans; what is not known is left out."""
-    return together(
+    return rank_metadata(
         hosts={record["rank"]: record["boot_id"] for record in records},
         cores={record["rank"]: record["cores"] for record in records},
-        usage={record["rank"]: record["usage"] for record in records},
+        cpu_times={record["rank"]: record["usage"] for record in records},
         recorders=[record["recorder"] for record in records],
         prediction_ms=records[0].get("prediction_ms"),
     )

@@ -66,7 +66,7 @@ class _Ddp(Synchroniser):
             return self._hook(self._state, bucket)
         step, unit, size = self.recorder.step, f"bucket {bucket.index()}", bucket.buffer().nbytes
         future = self._hook(self._state, bucket)
-        end = self.recorder.mark_behind(future, bucket.buffer().device)
+        end = self.recorder.mark_completion(future, bucket.buffer().device)
         if end is not None:
             self.recorder.add("exchange", "all-reduce", start, end, unit=unit, bytes=size, step=step)
             return future

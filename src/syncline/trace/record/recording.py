@@ -1,0 +1,211 @@
+"""One recording of a training loop: installs hooks when the training is known, and writes the trace when it stops."""
+
+import itertools
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline._compat import on_every_step, replace_function
+from syncline.trace.merge.clocks import host_id
+from syncline.trace.merge.merge import Part
+from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
+from syncline.trace.record.cpu_time import available_cores
+from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, write_own_file, write_trace
+from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
+from syncline.trace.record.module_hooks import find_models, hook_module
+from syncline.trace.record.overhead import recording_cost, recording_counts
+from syncline.trace.record.postprocess import finish_spans
+from syncline.trace.record.recorder import process_recorder
+from syncline.trace.record.sampling import IntervalChooser, Sampling, SharedSampling, share_sampling
+
+_ERROR_TIMEOUT_S = 2.0
+
+_log = logging.getLogger("syncline")
+_numbers = itertools.count()
+
+
+class Recording:
+    """A recording in progress, or one that has stopped: then `written` says which file it wrote.
+
+    `start` makes it. All hooks are gone after `stop`. Training results are bit-identical with a recording and without.
+    """
+
+    def __init__(self, path: Path, *, every: int | None, timeout_s: float, parts: bool) -> None:
+        self.path, self.every, self.timeout_s, self.parts = path, every, timeout_s, parts
+        self.written: WrittenTrace | None = None
+        self.stopped = False
+        self.on_start: Callable[[], None] = lambda: None
+        """Called in the process that trains, which may be a fork of the one that made this object."""
+        self._number, self._process = next(_numbers), os.getpid()
+        self._rank, self._world = 0, 1
+        self._models: dict[int, weakref.ref[nn.Module]] = {}  # by id: a module may not be hashable
+        self._hooks: LoopHooks | None = None
+        self._shared_sampling: SharedSampling | None = None
+        self._loader_is_timed = False
+        # Without a model and an optimizer the first optimizer step in this process shows where the training is.
+        self._removers = [on_every_step(lambda *_: None, self._after_any_step)]
+        self._removers.append(replace_function(dist, "destroy_process_group", self._before_group_ends))
+
+    @property
+    def started(self) -> bool:
+        """Whether the training is known, so that spans are recorded."""
+        return self._hooks is not None
+
+    def add(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Record these as well; a step ends with the last optimizer's step."""
+        parameters = [p for model in models for p in model.parameters()]
+        parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        if not parameters and self._hooks is None:
+            return
+        hooks = self._hooks or self._start(parameters[0].device)
+        for model in models:
+            self._add_model(model)
+        for optimizer in optimizers:
+            hooks.set_last_optimizer(optimizer)
+
+    def find_models(self) -> None:
+        """Record the models that the loop calls in the current step."""
+        if self._hooks is not None:
+            find_models(self._hooks, self._add_model)
+
+    def data(self, loader: Iterable[Any]) -> TimedLoader:
+        """The same loader with each batch's time recorded: `for x, y in recording.data(loader)`."""
+        self._loader_is_timed = True
+        if self._hooks is not None:
+            self._hooks.loader_is_timed = True
+        return TimedLoader(lambda: None if self._hooks is None else self._hooks.recorder, loader)
+
+    def use_sampling(self, sampling: Sampling) -> None:
+        """Record these steps from now on."""
+        if self._hooks is not None:
+            self._hooks.sampling = sampling
+
+    def stop(self, error: BaseException | None = None) -> Path | None:
+        """Remove all hooks, gather the ranks' spans, and write the trace.
+
+        Returns the path of the trace on rank 0, of this rank's own file where one was needed. `error` is the exception
+        that ended the loop.
+        """
+        self.stopped = True
+        removers, self._removers = self._removers, []
+        for remover in reversed(removers):
+            remover()
+        hooks = self._hooks
+        if hooks is None or self.written is not None or os.getpid() != self._process:
+            return None if self.written is None else self.written.path
+        hooks.remove()
+        if self._shared_sampling is not None:
+            self._shared_sampling.close()
+        hooks.recorder.enabled = False
+        hooks.wait_for_exchanges()
+        self.written = self._write(self._finish(hooks, error), hooks)
+        for text in self.written.notes:
+            _log.warning("syncline: trace: %s", text)
+        return self.written.path
+
+    def stop_quietly(self, error: BaseException | None) -> None:
+        """Stop while something else is in progress, such as another exception: a failure here is only logged."""
+        try:
+            self.stop(error)
+        except Exception as second:
+            _log.warning("syncline: the trace was not written: %s", second)
+
+    def _finish(self, hooks: LoopHooks, error: BaseException | None) -> RankRecording:
+        """This rank's spans and metadata."""
+        recorder = hooks.recorder
+        recorder.rank = dist.get_rank() if _in_group() else self._rank
+        every = hooks.sampling.effective_interval(recorder.step)
+        spans = finish_spans(recorder.spans(), sampled=every > 1)
+        notes = list(hooks.notes)
+        try:
+            cost = recording_cost(recorder, every=every, hooks=hooks)
+        except Exception as failed:  # in whatever state the loop has left torch, the trace is written
+            cost = recording_counts(recorder, every=every)
+            notes.append(f"the cost of recording is not known: {_one_line(failed)}")
+        part = Part(recorder.rank, spans, host_id())
+        ended_by = "" if error is None else _one_line(error)
+        return RankRecording(part, available_cores(), recorder.cpu_times.rows, cost, ended_by, tuple(notes))
+
+    def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
+        in_group = _in_group()
+        attached = any(span.lane == "encode" for span in recording.part.spans)
+        metadata: dict[str, Any] = {"strategy": "syncline" if attached else "ddp" if hooks.uses_ddp else "loop"}
+        if in_group:
+            metadata["backend"] = dist.get_backend()
+        world = dist.get_world_size() if in_group else self._world
+        if self.parts:
+            write_own_file(recording, self.path, world_size=world)
+        if world == 1:
+            return write_trace([recording], self.path, world_size=1, metadata=metadata)
+        if not in_group:
+            kept = write_own_file(recording, self.path, world_size=world)
+            note = f"the process group was destroyed before the recording stopped: this rank's spans are in {kept}"
+            return WrittenTrace(kept, (note, *recording.notes))
+        timeout_s = min(self.timeout_s, _ERROR_TIMEOUT_S) if recording.error else self.timeout_s
+        return gather_trace(recording, self.path, number=self._number, timeout_s=timeout_s, metadata=metadata)
+
+    def _start(self, device: torch.device) -> LoopHooks:
+        self._process = os.getpid()
+        self._remember_rank()
+        recorder = process_recorder(device, engine=False)
+        recorder.restart()
+        hooks = LoopHooks(recorder)
+        if self.every is None:
+            hooks.interval_chooser = IntervalChooser(self._share_sampling)
+        else:
+            hooks.sampling = Sampling(self.every)
+        hooks.loader_is_timed = self._loader_is_timed
+        hooks.install()
+        if dist.is_available():
+            hook_collectives(hooks)
+        self._hooks = hooks
+        self.on_start()
+        return hooks
+
+    def _remember_rank(self) -> None:
+        """Store rank and world size: the process group may be gone when the recording stops."""
+        if _in_group():
+            self._rank, self._world = dist.get_rank(), dist.get_world_size()
+
+    def _share_sampling(self, mine: Sampling) -> None:
+        self._shared_sampling = share_sampling(mine, self.use_sampling, number=self._number)
+
+    def _after_any_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Without a named model the first step shows that this process trains, and the next one which models."""
+        if self._hooks is not None:
+            if self._world == 1:
+                self._remember_rank()
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if parameters:
+            self._start(parameters[0].device)
+            self.find_models()
+
+    def _add_model(self, model: nn.Module) -> None:
+        known = self._models.get(id(model))
+        if self._hooks is not None and (known is None or known() is not model):
+            self._models[id(model)] = weakref.ref(model)
+            hook_module(self._hooks, model)
+            hook_ddp_buckets(self._hooks, model)
+
+    def _before_group_ends(self, destroy: Any, group: Any = None, **kwargs: Any) -> Any:
+        """Without the process group the other ranks cannot be reached any more."""
+        if group is None or group is dist.group.WORLD:
+            self.stop_quietly(sys.exc_info()[1])
+        return destroy(group, **kwargs)
+
+
+def _in_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
