@@ -9,7 +9,7 @@ from torch import Tensor
 
 from syncline import codecs
 from syncline.codecs import Coder, Gather, Result
-from syncline.codecs.program import lower
+from syncline.codecs.requests import lower
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 
 COUNT = 203

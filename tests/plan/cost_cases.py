@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from model_shapes import layer
 
-from syncline.plan import CodecCost, Costs, Curve, Link, Shape
+from syncline.plan import CodecCost, Costs, Curve, LinkCost, Shape
 
 CODECS = {
     "none": CodecCost(Curve(5e-6, 1e-13), Curve(), Curve(5e-6, 1e-13)),
@@ -46,7 +46,7 @@ def costs(
         for name, cost in CODECS.items()
     }
     every = {"lanes": 6, **fields}
-    link = Link(latency, bytes_per_s)
+    link = LinkCost(latency, bytes_per_s)
     return Costs(world, compute / 3, compute * 2 / 3, touched, complete, link, table, Curve(5e-6, 2e-11), **every)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model_shapes import mlp
 
 from syncline.errors import UsageError
-from syncline.plan import NOISE, CodecCost, Curve, Host, Link, load_costs, within
+from syncline.plan import NOISE, CodecCost, Curve, Host, LinkCost, load_costs, within
 from syncline.plan.quality import CHOSEN, POINTS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -53,7 +53,7 @@ def test_costs_come_back_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(made.to_json())
     assert load_costs(file) == made
-    fast = replace(made, link=Link(0.0, float("inf")))
+    fast = replace(made, link=LinkCost(0.0, float("inf")))
     file.write_text(fast.to_json())
     assert load_costs(file) == fast
     table = json.loads(made.to_json())

@@ -13,13 +13,12 @@ from cost_cases import CODECS, bert, by_multiplications, costs
 from model_shapes import mlp, resnet50, vgg19
 
 from syncline.errors import UsageError
-from syncline.plan import Choice, Costs, Host, Link, Plan, Shape, default_plan, predict, reorder, scenario, search
-from syncline.plan.arrange import arrange, greedily
-from syncline.plan.candidates import exchanged
-from syncline.plan.mixing import secopa
+from syncline.plan import Choice, Costs, Host, LinkCost, Plan, Shape, default_plan, predict, reorder, scenario, search
+from syncline.plan.candidates import exchanged, regrouped
+from syncline.plan.launch_order import arrange, greedily
+from syncline.plan.per_unit_codecs import secopa
 from syncline.plan.predict import carriers
-from syncline.plan.regroup import regrouped
-from syncline.sim import Job, Layer, Round, Scenario, simulate
+from syncline.sim import Job, Layer, Scenario, Transfer, simulate
 
 POWERSGD = "powersgd(rank=64)"
 LOSSY = ["int8", "terngrad", POWERSGD]
@@ -40,7 +39,7 @@ def small(seed: int, *, units: int, parts: int = 1) -> Scenario:
         count = rng.randint(1, parts)
         wire = size[unit] * scale / count
         each = [rng.random() for _ in range(rounds)]
-        sent = tuple(Round(latency, wire * part / sum(each)) for part in each)
+        sent = tuple(Transfer(latency, wire * part / sum(each)) for part in each)
         jobs += [Job(unit, unit, codec * wire, sent, codec * wire, codec * wire)] * count
     updates = tuple(0.02 * s * scale for s in size)
     contention = rng.choice([0.0, 0.0, 0.3, 1.0])
@@ -241,7 +240,7 @@ def test_other_groupings_are_plans_of_the_same_model(part_bytes: int) -> None:
 
 def test_an_infinite_network_and_a_single_rank() -> None:
     shapes = mlp()
-    for measured in (replace(costs(shapes, 0.01), link=Link(0.0, float("inf"))), costs(shapes, 0.01, world=1)):
+    for measured in (replace(costs(shapes, 0.01), link=LinkCost(0.0, float("inf"))), costs(shapes, 0.01, world=1)):
         choice = search(shapes, measured, allowed=["int8"])
         assert choice.plan.about["chosen"] == "none"
 

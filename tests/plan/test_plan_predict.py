@@ -7,13 +7,13 @@ from cost_cases import costs
 from model_shapes import layer, resnet50, vgg19
 
 from syncline import codecs, exchange
-from syncline.plan import CodecCost, Costs, Curve, Host, Link, Plan, Shape, Unit, default_plan, predict, scenario
+from syncline.plan import CodecCost, Costs, Curve, Host, LinkCost, Plan, Shape, Unit, default_plan, predict, scenario
 from syncline.plan.predict import carriers
 from syncline.plan.predict import job as job_of
 from syncline.sim import simulate
 
 SHAPES = [*layer("first", (64, 32)), *layer("second", (128, 64)), *layer("third", (10, 128))]
-LINK = Link(0.001, 1e6)
+LINK = LinkCost(0.001, 1e6)
 HALF = CodecCost(Curve(0.001, 1e-6), Curve(0.002, 1e-6), Curve(0.003, 1e-6))
 
 
@@ -125,7 +125,7 @@ def test_a_prediction_is_what_the_simulator_says() -> None:
     told = predict(plan, SHAPES, hand_made())
     assert told == simulate(scenario(plan, SHAPES, hand_made()))
     assert predict(plan, SHAPES, hand_made(), spans=True).spans
-    alone = predict(plan, SHAPES, hand_made(link=Link(0.0, float("inf")), codecs={}))
+    alone = predict(plan, SHAPES, hand_made(link=LinkCost(0.0, float("inf")), codecs={}))
     assert alone.step == alone.compute == 18
 
 
@@ -158,7 +158,7 @@ def test_the_host_gives_a_gpu_every_launch_every_run_of_a_codec_and_every_update
 def test_a_codec_known_over_one_exchange_is_not_free_over_another() -> None:
     line = Curve(1e-4, 1e-9)
     cost = CodecCost(line, Curve(), line)
-    known = Costs(2, 0.01, 0.02, {}, {}, Link(1e-4, 1e8), carried={"int8 over allgather": cost})
+    known = Costs(2, 0.01, 0.02, {}, {}, LinkCost(1e-4, 1e8), carried={"int8 over allgather": cost})
     shapes = {"w": Shape("w", (1 << 20,))}
     unit = Unit("w", ("w",), "int8", "sharded")
     made = job_of(unit, shapes, replace(known, world=8))

@@ -10,7 +10,7 @@ from model_shapes import mlp, vgg19
 
 from syncline.errors import UsageError
 from syncline.plan import default_plan, predict, search
-from syncline.plan.whatif import Cell, Setting, at, choose, infinite, outcome, recorded, stops_paying, sweep
+from syncline.plan.whatif import Cell, TargetNetwork, at, choose, infinite, outcome, recorded, stops_paying, sweep
 
 SHAPES = mlp()
 COSTS = costs(SHAPES, 0.02, world=4, bytes_per_s=25e6)
@@ -29,7 +29,7 @@ def test_the_recorded_network_gives_the_recorded_answer():
 @pytest.mark.parametrize("carrier", [None, "allgather"])
 def test_scaled_bytes_are_those_that_counting_gives(codec, carrier, monkeypatch):
     plan = default_plan(SHAPES, compress=codec, exchange=carrier)
-    there = Setting(16, 25e6)
+    there = TargetNetwork(16, 25e6)
     counted = outcome(plan, SHAPES, COSTS, there)
     monkeypatch.setattr("syncline.plan.whatif.COUNTED", 8)
     scaled = outcome(plan, SHAPES, COSTS, there)
@@ -38,13 +38,13 @@ def test_scaled_bytes_are_those_that_counting_gives(codec, carrier, monkeypatch)
 
 
 def test_latency_grows_as_a_ring_is_long_or_a_tree_is_deep():
-    ring, tree = (at(COSTS, Setting(64, 25e6, tree=tree)).link.latency for tree in (False, True))
+    ring, tree = (at(COSTS, TargetNetwork(64, 25e6, tree=tree)).link.latency for tree in (False, True))
     assert ring == pytest.approx(COSTS.link.latency * 63 / 3)
     assert tree == pytest.approx(COSTS.link.latency * 6 / 2)
 
 
 def test_in_an_all_gather_every_rank_decodes_everybody():
-    there = at(COSTS, Setting(16, 25e6)).codecs
+    there = at(COSTS, TargetNetwork(16, 25e6)).codecs
     assert there["int8"].decode.each == pytest.approx(4 * COSTS.codecs["int8"].decode.each)
     assert there["bf16"] == COSTS.codecs["bf16"]
 
@@ -58,17 +58,17 @@ def test_an_infinite_network_leaves_compute_and_codecs():
 
 def test_one_codec_can_be_asked_for_and_the_others_are_still_shown():
     for ranks in (4, 64):
-        made = choose(SHAPES, COSTS, Setting(ranks, 1e9), only="int8")
+        made = choose(SHAPES, COSTS, TargetNetwork(ranks, 1e9), only="int8")
         assert {unit.codec for unit in made.plan.units} == {"int8"}
         assert {w.name for w in made.alternatives} == {"none", "bf16", "int8"}
         assert made.plan.about["chosen"] == "int8"
         assert made.bound <= made.step
-    assert choose(SHAPES, COSTS, Setting(64, 1e6), only="none").plan.about["chosen"] == "none"
+    assert choose(SHAPES, COSTS, TargetNetwork(64, 1e6), only="none").plan.about["chosen"] == "none"
 
 
 def test_fast_links_need_no_compression_and_slow_ones_do():
     for ranks in (4, 256):
-        tree = Setting(ranks, 1e12, tree=True)
+        tree = TargetNetwork(ranks, 1e12, tree=True)
         assert choose(SHAPES, COSTS, tree, allowed=LOSSY).plan.about["chosen"] == "none"
         assert choose(SHAPES, COSTS, replace(tree, bytes_per_s=5e6), allowed=LOSSY).plan.about["chosen"] != "none"
 
@@ -77,7 +77,7 @@ def test_ten_thousand_ranks_in_seconds():
     shapes = vgg19()
     measured = costs(shapes, 0.1, weights=by_multiplications(shapes))
     begin = time.perf_counter()
-    made = choose(shapes, measured, Setting(10_000, 3e9, tree=True), allowed=LOSSY)
+    made = choose(shapes, measured, TargetNetwork(10_000, 3e9, tree=True), allowed=LOSSY)
     assert time.perf_counter() - begin < 30
     assert made.bound <= made.step < math.inf
     made.plan.check(shapes, world=10_000)
@@ -85,7 +85,7 @@ def test_ten_thousand_ranks_in_seconds():
 
 def test_a_sweep_says_where_compression_stops_to_pay():
     rates = [1e6 * 4**n for n in range(10)]
-    cells = sweep(SHAPES, COSTS, [Setting(n, r, tree=True) for n in (4, 64) for r in rates], compressed=LOSSY)
+    cells = sweep(SHAPES, COSTS, [TargetNetwork(n, r, tree=True) for n in (4, 64) for r in rates], compressed=LOSSY)
     assert [(c.ranks, c.bytes_per_s) for c in cells] == [(n, r) for n in (4, 64) for r in rates]
     assert cells[0].pays
     assert not cells[len(rates) - 1].pays
@@ -111,6 +111,6 @@ def test_the_end_lies_between_the_cells_around_it():
 def test_bad_settings_are_refused():
     for ranks, rate in ((1, 1e6), (2, 0.0), (2, -1.0)):
         with pytest.raises(UsageError, match="2 or more"):
-            Setting(ranks, rate)
+            TargetNetwork(ranks, rate)
     with pytest.raises(UsageError, match=r"auto\(int8\)"):
         sweep(SHAPES, COSTS, [recorded(COSTS)], compressed=[])

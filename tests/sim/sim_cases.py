@@ -4,7 +4,7 @@ import random
 
 from hypothesis import strategies as st
 
-from syncline.sim import Job, Layer, Round, Scenario
+from syncline.sim import Job, Layer, Scenario, Transfer
 
 TIMES = st.integers(0, 8).map(float)  # whole numbers: ties are common
 
@@ -21,7 +21,7 @@ def scenarios(draw: st.DrawFn, *, most_rounds: int = 2, contended: bool = True, 
     jobs = []
     for unit in range(units):
         for _ in range(draw(st.integers(0, 2))):
-            rounds = tuple(Round(draw(TIMES), draw(TIMES)) for _ in range(draw(st.integers(0, most_rounds))))
+            rounds = tuple(Transfer(draw(TIMES), draw(TIMES)) for _ in range(draw(st.integers(0, most_rounds))))
             jobs.append(Job(unit, place[unit], draw(TIMES), rounds, draw(TIMES), draw(TIMES)))
     fields = {
         "data": draw(TIMES),
@@ -50,7 +50,7 @@ def random_scenario(seed: int) -> Scenario:
             unit,
             place[unit],
             rng.random() / 5,
-            tuple(Round(rng.random() / 9, rng.random() * scale) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))),
+            tuple(Transfer(rng.random() / 9, rng.random() * scale) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))),
             rng.random() / 9,
             rng.random() / 5,
         )
@@ -94,12 +94,12 @@ def vgg19(compute: float, *, bias_apart: bool = False) -> Scenario:
         layers.append(Layer(f"layer{i}", compute * share / 3, compute * share * 2 / 3, (i,)))
         pays = 64 * (rows + columns) < rows * columns
         sizes = (64 * rows + rows, 64 * columns) if pays else (rows * columns + rows,)
-        rounds = tuple(Round(1e-4, 4 * size / 119e6) for size in sizes)
+        rounds = tuple(Transfer(1e-4, 4 * size / 119e6) for size in sizes)
         codec = 4 * rows * columns * 3e-12
         jobs.append(Job(i, i, codec, rounds, codec, codec))
         updates.append(4 * rows * columns * 5e-12)
     if bias_apart:
         layers[0] = Layer("layer0", layers[0].forward, layers[0].backward, (0, len(shapes)))
-        jobs.insert(0, Job(len(shapes), 0, 0.0, (Round(0.0, 0.0), Round(1e-4, 64 * 4 / 119e6))))
+        jobs.insert(0, Job(len(shapes), 0, 0.0, (Transfer(0.0, 0.0), Transfer(1e-4, 64 * 4 / 119e6))))
         updates.append(0.0)
     return Scenario(tuple(layers), tuple(reversed(jobs)), tuple(updates), lanes=6)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_cases import TIMES, scenarios
 
-from syncline.sim import Job, Layer, Round, Scenario, simulate
+from syncline.sim import Job, Layer, Scenario, Transfer, simulate
 from syncline.trace import partition
 
 SLACK = 1e-9
@@ -78,7 +78,7 @@ def test_the_unit_of_time_does_not_matter(scenario: Scenario) -> None:
                 j.unit,
                 j.ready,
                 times(j.encode),
-                tuple(Round(times(r.latency), times(r.wire)) for r in j.rounds),
+                tuple(Transfer(times(r.latency), times(r.wire)) for r in j.rounds),
                 times(j.between),
                 times(j.decode),
             )
@@ -94,7 +94,7 @@ def test_the_unit_of_time_does_not_matter(scenario: Scenario) -> None:
 @pytest.mark.parametrize("contention", [0.0, 0.3])
 def test_a_step_of_200_units_in_400_launches_takes_milliseconds(contention: float) -> None:
     layers = tuple(Layer(f"layer{i}", 1e-3, 2e-3, (i,)) for i in range(200))
-    two = (Round(1e-4, 1e-3), Round(1e-4, 5e-4))
+    two = (Transfer(1e-4, 1e-3), Transfer(1e-4, 5e-4))
     jobs = tuple(Job(i // 2, i // 2, 1e-4, two, 1e-4, 1e-4) for i in reversed(range(400)))
     scenario = Scenario(layers, jobs, (1e-4,) * 200, contention=contention)
     taken = []

@@ -15,7 +15,7 @@ from syncline import codecs
 from syncline.errors import UsageError
 from syncline.exchange import available
 from syncline.exchange import build as build_exchange
-from syncline.sim import Job, Layer, Network, Round, Scenario, fit, sweep, table
+from syncline.sim import Job, Layer, Network, Scenario, Transfer, fit, sweep, table
 
 NET = Network(latency=1.0, bytes_per_s=100.0)
 
@@ -38,7 +38,7 @@ NET = Network(latency=1.0, bytes_per_s=100.0)
     ],
 )
 def test_forms_by_hand(exchange: str, nodes: int, latency: float, wire: float) -> None:
-    assert NET.round(exchange, 600, nodes, plain=6000) == Round(latency, pytest.approx(wire))
+    assert NET.transfer(exchange, 600, nodes, plain=6000) == Transfer(latency, pytest.approx(wire))
 
 
 @pytest.mark.parametrize("exchange", ["allreduce", "allgather", "sharded", "ring"])
@@ -46,20 +46,20 @@ def test_bytes_are_those_that_the_exchange_sends(exchange: str) -> None:
     codec = codecs.build("none")
     (one,) = codec.rounds((1200,), torch.float32)
     sent = build_exchange(exchange).sent_bytes(one, 4)
-    assert max(sent) == Network(0.0, 1.0).round(exchange, 4800, 4).wire
+    assert max(sent) == Network(0.0, 1.0).transfer(exchange, 4800, 4).wire
 
 
 def test_latency_of_a_tree_and_what_a_launch_costs() -> None:
     tree = Network(1.0, 100.0, launch=0.5, tree=True)
-    assert tree.round("allreduce", 0, 8) == Round(6.5, 0)
-    assert tree.round("allgather", 0, 1000) == Round(10.5, 0)
-    assert tree.round("ring", 0, 8) == Round(14.5, 0)  # our own ring is a ring
+    assert tree.transfer("allreduce", 0, 8) == Transfer(6.5, 0)
+    assert tree.transfer("allgather", 0, 1000) == Transfer(10.5, 0)
+    assert tree.transfer("ring", 0, 8) == Transfer(14.5, 0)  # our own ring is a ring
     assert tree.seconds("allreduce", 100, 2) == 0.5 + 2 + 1
 
 
 def test_links_inside_a_node_do_not_fill_the_wire() -> None:
     fast = Network(1.0, 100.0, inside=Network(0.25, 1e4))
-    assert fast.round("hierarchical(node=2)", 600, 4, plain=6000) == Round(2 + 0.5 + 1.2, 6)
+    assert fast.transfer("hierarchical(node=2)", 600, 4, plain=6000) == Transfer(2 + 0.5 + 1.2, 6)
 
 
 @settings(deadline=None)
@@ -67,8 +67,8 @@ def test_links_inside_a_node_do_not_fill_the_wire() -> None:
 def test_no_exchange_sends_less_than_what_a_sum_needs(nodes: int, size: float) -> None:
     least = 2 * (nodes - 1) / nodes * size / NET.bytes_per_s
     for exchange in ("allreduce", "sharded", "ring", "server", "gather-scatter"):
-        assert NET.round(exchange, size, nodes).wire >= least * (1 - 1e-9)
-    assert NET.round("hierarchical(node=1)", size, nodes).wire == pytest.approx(least)
+        assert NET.transfer(exchange, size, nodes).wire >= least * (1 - 1e-9)
+    assert NET.transfer("hierarchical(node=1)", size, nodes).wire == pytest.approx(least)
 
 
 def test_every_exchange_has_a_form() -> None:
@@ -78,13 +78,13 @@ def test_every_exchange_has_a_form() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UsageError, match=r"unknown exchange_time 'rign': did you mean 'ring'\? \(known: allgather, "):
-        NET.round("rign", 1, 2)
+        NET.transfer("rign", 1, 2)
     with pytest.raises(UsageError, match="use 1 to 1 servers"):
-        NET.round("server(servers=2)", 1, 2)
+        NET.transfer("server(servers=2)", 1, 2)
     with pytest.raises(UsageError, match="leave that option out"):
-        NET.round("ring(hops=2)", 1, 2)
+        NET.transfer("ring(hops=2)", 1, 2)
     with pytest.raises(UsageError, match="1 or more ranks a node"):
-        NET.round("hierarchical(node=0)", 1, 2)
+        NET.transfer("hierarchical(node=0)", 1, 2)
     with pytest.raises(UsageError, match="more than 0"):
         Network(0.0, 0.0)
     with pytest.raises(UsageError, match="at least one"):
@@ -119,7 +119,7 @@ def _dense(nodes: int, bandwidth: float) -> Scenario:
     network = Network(5e-5, bandwidth, tree=True)
     whole = vgg19(0.1)
     return whole.with_(
-        jobs=tuple(Job(j.unit, j.ready, 0.0, (network.round("allreduce", 3e7, nodes),)) for j in whole.jobs)
+        jobs=tuple(Job(j.unit, j.ready, 0.0, (network.transfer("allreduce", 3e7, nodes),)) for j in whole.jobs)
     )
 
 
@@ -140,7 +140,7 @@ def test_ten_thousand_nodes_and_ten_bandwidths_in_seconds() -> None:
 
 def test_the_table() -> None:
     def make(nodes: int, bandwidth: float) -> Scenario:
-        send = Round(0.0, nodes * 1e9 / bandwidth)
+        send = Transfer(0.0, nodes * 1e9 / bandwidth)
         return Scenario((Layer("a", 0.25, 0.25, (0,)),), (Job(0, 0, 0.0, (send,)),), (0.0,))
 
     text = table(sweep(make, nodes=[1, 10], bandwidths=[1e9, 1e10]))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from syncline.errors import UsageError
-from syncline.sim import Job, Layer, Outcome, Round, Scenario, Wait, simulate
+from syncline.sim import Job, Layer, Outcome, Scenario, Transfer, Wait, simulate
 from syncline.trace import partition
 
 # Forward 1 each, backward 2 each: ready at 2 (third), 4 (second), 6 (first). The last layer has most of the bytes.
@@ -13,7 +13,7 @@ LAYERS = tuple(Layer(name, 1.0, 2.0, (i,)) for i, name in enumerate(("first", "s
 
 
 def wired(unit: int, wire: float, **more: Any) -> Job:
-    return Job(unit, unit, 0.0, (Round(0.0, wire),), **more)
+    return Job(unit, unit, 0.0, (Transfer(0.0, wire),), **more)
 
 
 def run(*jobs: Job, **more: Any) -> Outcome:
@@ -61,7 +61,7 @@ def test_updates_wait_for_the_step_that_allows_them() -> None:
 def test_one_lane_holds_the_next_launch_until_decode_has_ended() -> None:
     """One lane: third 2-3 sends, decodes 3-6, second 6-7 sends, decodes 7-10; two: decodes until 8, wire free."""
     layers = tuple(Layer(layer.name, 1.0, 2.0, tuple(u - 1 for u in layer.needs if u)) for layer in LAYERS)
-    jobs = tuple(Job(unit, unit + 1, 0.0, (Round(0.0, 1.0),), decode=3.0) for unit in (1, 0))
+    jobs = tuple(Job(unit, unit + 1, 0.0, (Transfer(0.0, 1.0),), decode=3.0) for unit in (1, 0))
     one, two = (simulate(Scenario(layers, jobs, (0.0, 0.0), lanes=lanes)) for lanes in (1, 2))
     assert one.waits == (Wait(1, 0, 3.0),)
     assert two.waits == (Wait(1, 0, 1.0),)
@@ -76,26 +76,26 @@ def test_an_update_that_is_due_waits_for_a_lane_too() -> None:
 
 def test_rounds_of_different_numbers_share_the_wire() -> None:
     """Both ready at 6. a's round 1: 6-8. Then a's round 2 and b's round 1 share: both until 12; b's 2: 12-14."""
-    two = (Round(0.0, 2.0), Round(0.0, 2.0))
+    two = (Transfer(0.0, 2.0), Transfer(0.0, 2.0))
     told = run(Job(0, 0, 0.0, two), Job(1, 0, 0.0, two))
     assert told.waits == (Wait(0, 0, 6.0), Wait(1, 1, 1.0))
 
 
 def test_rounds_of_the_same_number_follow_each_other_with_their_latencies() -> None:
     """Latency 1, wire 1, twice: 6-8, 8-10. Pipelined, the second latency passes beside the first transfer: 9."""
-    jobs = (Job(0, 0, 0.0, (Round(1.0, 1.0),)), Job(1, 0, 0.0, (Round(1.0, 1.0),)))
+    jobs = (Job(0, 0, 0.0, (Transfer(1.0, 1.0),)), Job(1, 0, 0.0, (Transfer(1.0, 1.0),)))
     assert run(*jobs).waits == (Wait(0, 0, 2.0), Wait(1, 1, 1.0))
     assert run(*jobs, pipelined=True).waits == (Wait(0, 0, 2.0),)
 
 
 def test_encode_between_and_decode_lie_where_they_belong() -> None:
-    job = Job(0, 0, 0.25, (Round(0.5, 1.0), Round(0.5, 2.0)), between=0.125, decode=4.0)
+    job = Job(0, 0, 0.25, (Transfer(0.5, 1.0), Transfer(0.5, 2.0)), between=0.125, decode=4.0)
     assert run(job).step == 6 + 0.25 + 1.5 + 0.125 + 2.5 + 4 + 3
 
 
 def test_contention_takes_its_share_from_both() -> None:
     """Encoding 1 beside the second backward (2): both at half speed from 2 to 4, then backward alone until 5."""
-    job = Job(2, 2, 1.0, (Round(0.0, 0.5),))
+    job = Job(2, 2, 1.0, (Transfer(0.0, 0.5),))
     assert run(job, contention=1.0).step == 10
     assert run(job, contention=0.5).step == 9.5
     assert run(job, contention=0.0).step == 9
@@ -103,7 +103,7 @@ def test_contention_takes_its_share_from_both() -> None:
 
 def test_a_unit_that_no_layer_needs_is_waited_for_before_backward() -> None:
     layers = (Layer("only", 1.0, 1.0),)
-    told = simulate(Scenario(layers, (Job(0, 0, 0.0, (Round(0.0, 5.0),)),), (0.5,)))
+    told = simulate(Scenario(layers, (Job(0, 0, 0.0, (Transfer(0.0, 5.0),)),), (0.5,)))
     assert told.step == 6.5
     assert told.waits == (Wait(-1, 0, 4.5),)
 

@@ -10,9 +10,9 @@ from syncline.engine.tuning.tuner import allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.predict import built
-from syncline.plan.recorded import COSTS, Recorded, load_recorded
+from syncline.plan.run_files import COSTS, Recorded, load_recorded
 from syncline.plan.table import Plan
-from syncline.plan.whatif import Setting, choose, outcome, recorded
+from syncline.plan.whatif import TargetNetwork, choose, outcome, recorded
 from syncline.results import file as results_file
 from syncline.results.file import numbers
 
@@ -35,7 +35,7 @@ class RecordedRun:
     steps: int = 0
 
     @property
-    def own_network(self) -> Setting:
+    def own_network(self) -> TargetNetwork:
         """The network of the recording."""
         return recorded(self.record.costs, tree=self._tree)
 
@@ -44,7 +44,7 @@ class RecordedRun:
         """NCCL passes small messages along trees, Gloo around a ring."""
         return self.record.device == "cuda"
 
-    def network(self, *, nodes: int | None, bandwidth: str | None) -> Setting:
+    def network(self, *, nodes: int | None, bandwidth: str | None) -> TargetNetwork:
         """The recorded network, with another number of nodes or another bandwidth."""
         costs = self.record.costs
         if nodes is not None and nodes < 2:
@@ -54,9 +54,9 @@ class RecordedRun:
         if bandwidth is not None:
             bits = parse_bandwidth(bandwidth)
             rate = rate * bits / self.bandwidth if self.bandwidth else bits / 8 * PAYLOAD
-        return Setting(ranks, rate, self._tree)
+        return TargetNetwork(ranks, rate, self._tree)
 
-    def network_facts(self, network: Setting, bandwidth: str | None) -> dict[str, Any]:
+    def network_facts(self, network: TargetNetwork, bandwidth: str | None) -> dict[str, Any]:
         """A network as plain data."""
         bits = self.bandwidth if bandwidth is None else parse_bandwidth(bandwidth)
         rate = network.bytes_per_s if network.bytes_per_s < float("inf") else None
@@ -83,12 +83,12 @@ class RecordedRun:
                 )
         return [name for name in names if name not in ALWAYS], names[0] if listed is None else None
 
-    def best_plan(self, network: Setting, compress: str | None) -> Choice:
+    def best_plan(self, network: TargetNetwork, compress: str | None) -> Choice:
         """The planner's choice on a network, among the codecs of `compress`."""
         allowed, only = self.codecs(compress)
         return choose(self.record.shapes, self.record.costs, network, allowed=allowed, only=only)
 
-    def step_ms(self, plan: Plan, network: Setting) -> float:
+    def step_ms(self, plan: Plan, network: TargetNetwork) -> float:
         """The predicted step of a plan on a network."""
         return outcome(plan, self.record.shapes, self.record.costs, network).step * 1e3
 

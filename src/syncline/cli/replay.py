@@ -6,7 +6,7 @@ from typing import Any
 from syncline.cli.recorded_run import FIX, find_run, has_costs
 from syncline.cluster.quantities import format_bandwidth
 from syncline.errors import UsageError
-from syncline.plan.recorded import COSTS
+from syncline.plan.run_files import COSTS
 from syncline.results import file as results_file
 from syncline.sim.replay.what_if import QUESTIONS, Replay
 from syncline.spec import split

@@ -13,8 +13,8 @@ from torch import Tensor
 from syncline import spec
 from syncline.codecs.coder import Coder, then
 from syncline.codecs.definition import CODECS, Definition
-from syncline.codecs.program import Run, lower
-from syncline.codecs.requests import Gather, Out, Result, Steps
+from syncline.codecs.program import Run
+from syncline.codecs.requests import Gather, Out, Result, Steps, lower
 from syncline.codecs.state import State
 from syncline.codecs.wire import layout_of, nbytes
 from syncline.errors import UsageError

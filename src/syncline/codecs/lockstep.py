@@ -13,8 +13,7 @@ from torch import Tensor
 
 from syncline.codecs.build import Codec, build
 from syncline.codecs.group import batches
-from syncline.codecs.program import adding, answer, lower
-from syncline.codecs.requests import Gather, Merge, Out, Request, Result
+from syncline.codecs.requests import Gather, Merge, Out, Request, Result, adding, answer, lower
 from syncline.codecs.state import flatten, unflatten
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 

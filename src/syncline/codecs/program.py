@@ -5,26 +5,42 @@ a `Result` ends it. Nothing is kept unless the driver keeps `Result.state`.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from syncline.codecs import ops
-from syncline.codecs.coder import cast, join, saturated, split, then
+from syncline.codecs.coder import Coder, join, split, then
+from syncline.codecs.definition import Definition
 from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
 from syncline.codecs.state import State, Tensors
 from syncline.codecs.wire import layout_of
 
-if TYPE_CHECKING:
-    from syncline.codecs.build import Codec
+
+class Runnable(Protocol):
+    """The parts of a built `Codec` that a run uses."""
+
+    @property
+    def definition(self) -> Definition: ...
+    @property
+    def feedback(self) -> bool | str: ...
+    @property
+    def view(self) -> str: ...
+    @property
+    def spread(self) -> bool: ...
+    @property
+    def tail(self) -> Coder | None: ...
+    def generate(self, grad: Tensor, state: State) -> Steps:
+        """The author's generator on a gradient, without error feedback and chain."""
+        ...
 
 
 class Run:
     """A codec at work on one gradient. Many runs can be open at once; each holds its own place."""
 
     def __init__(
-        self, codec: "Codec", *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
+        self, codec: Runnable, *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
         seed: int = 0,
     ) -> None:  # fmt: skip
         self.codec = codec
@@ -54,7 +70,7 @@ class Run:
         return request
 
 
-def _program(codec: "Codec", grad: Tensor, state: State) -> Any:
+def _program(codec: Runnable, grad: Tensor, state: State) -> Any:
     if not grad.dtype.is_floating_point:
         raise ValueError(f"a float gradient is needed, not {grad.dtype}")
     state.dtype = grad.dtype
@@ -121,7 +137,7 @@ def _share(out: Out, state: State) -> Tensor:
     return out.mean if state.rank < state.world else torch.zeros_like(out.mean)
 
 
-def _viewed(grad: Tensor, codec: "Codec") -> Tensor:
+def _viewed(grad: Tensor, codec: Runnable) -> Tensor:
     if codec.view == "flat" or grad.dim() < 2:
         return grad.reshape(-1)
     # Three dimensions are a batch of matrices, as `group.Batch` packs them.
@@ -129,7 +145,7 @@ def _viewed(grad: Tensor, codec: "Codec") -> Tensor:
     return (grad if grad.dim() == 3 else grad.reshape(1, grad.shape[0], -1)).contiguous()
 
 
-def _chained(codec: "Codec", x: Tensor, state: State) -> Steps:
+def _chained(codec: Runnable, x: Tensor, state: State) -> Steps:
     """The author's generator, with what it puts on the wire written by the rest of the chain."""
     steps = codec.generate(x, state)
     tail = codec.tail
@@ -151,46 +167,3 @@ def _chained(codec: "Codec", x: Tensor, state: State) -> Steps:
             layout = layout_of(request.payload)
             replies = yield Gather(split(request.payload, tail))
             answer = [join(reply, tail, layout) for reply in replies]
-
-
-def lower(request: Request) -> Merge:
-    """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
-    assert not isinstance(request, Gather)
-    if isinstance(request, Merge):
-        return request if request.tensor.dim() == 1 else replace(request, tensor=request.tensor.reshape(-1))
-    return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean), own=False)
-
-
-def answer(request: Request, out: Out) -> Any:
-    """What the codec that yielded `request` is resumed with, from the `Out` of the lowered request."""
-    assert not isinstance(request, Gather)
-    shape = request.tensor.shape
-    if isinstance(request, Merge):
-        assert out.own is not None
-        return Out(out.mean.view(shape), out.own.view(shape))
-    return out.mean.to(request.tensor.dtype).view(shape)
-
-
-def halves_exactly(world: int) -> bool:
-    """Whether a share of 1 / world only moves exponents: then it may be taken before or after rounding."""
-    return world & (world - 1) == 0
-
-
-def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
-    """For a coder that adds: the one tensor to be summed over `world` ranks, and this rank's `own`.
-
-    The share is taken before the sum, as DDP does, so that half precision does not overflow.
-    """
-    share = 1 / world if merge.mean else 1.0
-    x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
-    if share != 1 and merge.coder.writes(torch.bfloat16) and x.dtype == torch.float32 and not merge.own:
-        if halves_exactly(world):  # two passes, each several times faster than the one below
-            return x.to(torch.bfloat16).mul_(share), merge.tensor
-        return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), merge.tensor
-    if share != 1:
-        x = x.mul_(share) if merge.scratch and x is merge.tensor else x * share
-    (part,) = merge.coder.encode(x, seed=merge.seed)
-    if not merge.own or merge.coder.writes(merge.tensor.dtype):
-        return part, merge.tensor
-    own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
-    return part, own if share == 1 else own * world

@@ -9,12 +9,13 @@
 """
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from syncline.codecs.coder import DENSE, Coder, Payload
+from syncline.codecs.coder import DENSE, Coder, Payload, cast, saturated
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,46 @@ class Result:
 
     output: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def lower(request: Request) -> Merge:
+    """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
+    assert not isinstance(request, Gather)
+    if isinstance(request, Merge):
+        return request if request.tensor.dim() == 1 else replace(request, tensor=request.tensor.reshape(-1))
+    return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean), own=False)
+
+
+def answer(request: Request, out: Out) -> Any:
+    """What the codec that yielded `request` is resumed with, from the `Out` of the lowered request."""
+    assert not isinstance(request, Gather)
+    shape = request.tensor.shape
+    if isinstance(request, Merge):
+        assert out.own is not None
+        return Out(out.mean.view(shape), out.own.view(shape))
+    return out.mean.to(request.tensor.dtype).view(shape)
+
+
+def halves_exactly(world: int) -> bool:
+    """Whether a share of 1 / world only moves exponents: then it may be taken before or after rounding."""
+    return world & (world - 1) == 0
+
+
+def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
+    """For a coder that adds: the one tensor to be summed over `world` ranks, and this rank's `own`.
+
+    The share is taken before the sum, as DDP does, so that half precision does not overflow.
+    """
+    share = 1 / world if merge.mean else 1.0
+    x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
+    if share != 1 and merge.coder.writes(torch.bfloat16) and x.dtype == torch.float32 and not merge.own:
+        if halves_exactly(world):  # two passes, each several times faster than the one below
+            return x.to(torch.bfloat16).mul_(share), merge.tensor
+        return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), merge.tensor
+    if share != 1:
+        x = x.mul_(share) if merge.scratch and x is merge.tensor else x * share
+    (part,) = merge.coder.encode(x, seed=merge.seed)
+    if not merge.own or merge.coder.writes(merge.tensor.dtype):
+        return part, merge.tensor
+    own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
+    return part, own if share == 1 else own * world

@@ -14,7 +14,7 @@ from syncline.codecs import Codec, Coder, Gather, Merge, Request
 from syncline.codecs.build import LATE, Round
 from syncline.codecs.build import build as build_codec
 from syncline.codecs.coder import Payload
-from syncline.codecs.program import answer, lower
+from syncline.codecs.requests import answer, lower
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, Definition

@@ -55,7 +55,7 @@ class Place:
     workers: int
 
 
-class Piece:
+class Shard:
     """One stretch of a merge's tensor: this rank's values, how they are written, and what they amounted to.
 
     The five primitives: `encode`, `decode` and `merge` are here, send and receive are a `Move`.
@@ -96,33 +96,33 @@ class Piece:
         return total
 
     def finish(self, total: Tensor, workers: int) -> Tensor:
-        """The buffer that tells everybody this piece of the result."""
+        """The buffer that tells everybody this shard of the result."""
         if not self.request.mean:
             return self.encode(total)
         return self.encode(total / workers, weight=workers)
 
 
-def pieces(merge: Merge, parts: int) -> list[Piece]:
+def make_shards(merge: Merge, parts: int) -> list[Shard]:
     """The merge's tensor cut into so many stretches, equal but for one value."""
     count = merge.tensor.numel()
     edges = [count * i // parts for i in range(parts + 1)]
-    return [Piece(merge, a, b) for a, b in pairwise(edges)]
+    return [Shard(merge, a, b) for a, b in pairwise(edges)]
 
 
-def result(cut: list[Piece], finals: list[Tensor]) -> Out:
-    """The answer from every piece's final buffer, decoded by everybody alike."""
-    exact = all(piece.own is piece.values for piece in cut)
-    own = cut[0].request.tensor if exact else _joined(cut, lambda piece, _: piece.own)
-    return Out(_joined(cut, lambda piece, at: piece.decode(finals[at])), own)
+def result(cut: list[Shard], finals: list[Tensor]) -> Out:
+    """The answer from every shard's final buffer, decoded by everybody alike."""
+    exact = all(shard.own is shard.values for shard in cut)
+    own = cut[0].request.tensor if exact else _joined(cut, lambda shard, _: shard.own)
+    return Out(_joined(cut, lambda shard, at: shard.decode(finals[at])), own)
 
 
-def _joined(cut: list[Piece], part: Callable[[Piece, int], Tensor]) -> Tensor:
-    """One tensor, filled piece by piece: fresh memory is dear, and what one piece took the next one uses again."""
+def _joined(cut: list[Shard], part: Callable[[Shard, int], Tensor]) -> Tensor:
+    """One tensor, filled shard by shard: fresh memory is dear, and what one shard took the next one uses again."""
     whole: Tensor | None = None
-    for at, piece in enumerate(cut):
-        values = part(piece, at)
+    for at, shard in enumerate(cut):
+        values = part(shard, at)
         if whole is None:
-            whole = values.new_empty(piece.request.tensor.numel())
-        whole[piece.start : piece.start + piece.count] = values
+            whole = values.new_empty(shard.request.tensor.numel())
+        whole[shard.start : shard.start + shard.count] = values
     assert whole is not None
     return whole

@@ -3,10 +3,10 @@
 And the planner, which finds it from measured costs; see docs/planner.md.
 """
 
-from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, load_costs
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, load_costs
 from syncline.plan.default import default_plan
 from syncline.plan.file import load, save
-from syncline.plan.order import greedy_order
+from syncline.plan.launch_order import greedy_order
 from syncline.plan.planner import ALWAYS, Choice, Weighed, reorder, search
 from syncline.plan.predict import predict, scenario
 from syncline.plan.quality import NOISE, within
@@ -21,7 +21,7 @@ __all__ = [
     "Costs",
     "Curve",
     "Host",
-    "Link",
+    "LinkCost",
     "Plan",
     "Shape",
     "Unit",

@@ -67,7 +67,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCost:
     """A rank's link as one collective at a time sees it."""
 
     latency: float
@@ -87,7 +87,7 @@ class Costs:
     """By parameter: when the forward pass first uses it, from its start, waits left out."""
     complete: Mapping[str, float]
     """By parameter: when its gradient is complete, from the backward pass's start, waits left out."""
-    link: Link
+    link: LinkCost
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
     """By spec, measured without a network."""
     update: Curve = field(default_factory=Curve)
@@ -131,7 +131,7 @@ def load_costs(path: Path) -> Costs:
         table: Any = json.loads(Path(path).read_text())
         if table.pop("version", None) != VERSION:
             raise UsageError(f"{path} holds no cost curves of version {VERSION}: measure again with syncline plan")
-        table["link"] = Link(**table["link"])
+        table["link"] = LinkCost(**table["link"])
         table["update"] = Curve(**table["update"])
         table["host"] = Host(**table.get("host", {}))
         for kind in ("codecs", "carried"):

@@ -9,7 +9,7 @@ import torch
 from syncline import codecs, exchange
 from syncline.errors import UsageError
 from syncline.plan import check
-from syncline.plan.order import greedy_order
+from syncline.plan.launch_order import greedy_order
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from syncline.errors import UsageError
-from syncline.plan.arrange import SLACK, arrange, greedily
-from syncline.plan.candidates import cut, exchanged, groupings, plans, renumbered, wire_of
+from syncline.plan.candidates import cut, exchanged, groupings, plans, regrouped, renumbered, wire_of
 from syncline.plan.costs import Costs
-from syncline.plan.mixing import mixed, ruled, secopa
+from syncline.plan.launch_order import SLACK, arrange, greedily
+from syncline.plan.per_unit_codecs import mixed, ruled, secopa
 from syncline.plan.predict import built, predict, scenario
-from syncline.plan.regroup import regrouped
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Outcome, simulate

@@ -7,12 +7,11 @@ from functools import lru_cache
 import torch
 
 from syncline import codecs, exchange
-from syncline.codecs.build import LATE
-from syncline.codecs.build import Round as Sent
+from syncline.codecs.build import LATE, Round
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, over
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
-from syncline.sim import Job, Layer, Network, Outcome, Round, Scenario, simulate
+from syncline.sim import Job, Layer, Network, Outcome, Scenario, Transfer, simulate
 
 # As the engine groups tensors within a unit.
 _SMALL = 16384
@@ -108,7 +107,7 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
         between += len(one.sent) * (single * (1 - share) + _seconds(cost.encode, values * share, one.cells))
         decode = single
     rounds = tuple(
-        Round(costs.link.latency * messages, size / halves / costs.link.bytes_per_s)
+        Transfer(costs.link.latency * messages, size / halves / costs.link.bytes_per_s)
         for messages, size in zip(one.messages, one.sent, strict=True)
         for _ in range(halves)
     )
@@ -193,8 +192,8 @@ def launch(
     return Launch(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))
 
 
-def _sent(link: exchange.Exchange, one: Sent, world: int) -> float:
+def _sent(link: exchange.Exchange, one: Round, world: int) -> float:
     """Bytes that the busiest rank sends for one communication."""
     if link.text in _ALIKE:
-        return Network(0.0, 1.0).round(link.text, one.nbytes, world).wire
+        return Network(0.0, 1.0).transfer(link.text, one.nbytes, world).wire
     return max(link.sent_bytes(one, world))

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from syncline.errors import UsageError
-from syncline.plan.arrange import arrange, greedily
 from syncline.plan.candidates import groupings, plans, renumbered
-from syncline.plan.costs import CodecCost, Costs, Curve, Link
+from syncline.plan.costs import CodecCost, Costs, Curve, LinkCost
 from syncline.plan.default import default_plan
+from syncline.plan.launch_order import arrange, greedily
 from syncline.plan.planner import ALWAYS, QUICK, WORTH, Choice, Weighed, search
 from syncline.plan.predict import built, carriers, scenario
 from syncline.plan.table import Plan
 from syncline.plan.unit import Fact, Shape, Unit
-from syncline.sim import Network, Outcome, Round, Scenario, simulate
+from syncline.sim import Network, Outcome, Scenario, Transfer, simulate
 
 COUNTED, STAND_IN = 16, 8
 """Up to so many ranks what a rank sends is counted by the planner itself; beyond, counted among a few and scaled."""
@@ -28,7 +28,7 @@ LAUNCHES = 100
 
 
 @dataclass(frozen=True)
-class Setting:
+class TargetNetwork:
     """Another network: so many ranks, each with a link of so many bytes a second as a collective sees it."""
 
     ranks: int
@@ -43,40 +43,45 @@ class Setting:
             raise UsageError(f"{self.ranks} ranks at {self.bytes_per_s:g} bytes/s: use 2 or more, and more than 0")
 
 
-def recorded(costs: Costs, *, tree: bool = False) -> Setting:
+def recorded(costs: Costs, *, tree: bool = False) -> TargetNetwork:
     """The network on which the costs were measured."""
-    return Setting(costs.world, costs.link.bytes_per_s, tree)
+    return TargetNetwork(costs.world, costs.link.bytes_per_s, tree)
 
 
-def infinite(setting: Setting) -> Setting:
+def infinite(target: TargetNetwork) -> TargetNetwork:
     """As many ranks on a network that takes no time."""
-    return replace(setting, bytes_per_s=math.inf, latency=0.0)
+    return replace(target, bytes_per_s=math.inf, latency=0.0)
 
 
-def at(costs: Costs, setting: Setting) -> Costs:
+def at(costs: Costs, target: TargetNetwork) -> Costs:
     """The costs as they would be measured there."""
-    form = Network(1.0, 1.0, tree=setting.tree)
-    hops = form.round("allreduce", 1.0, setting.ranks).latency / form.round("allreduce", 1.0, costs.world).latency
-    more = setting.ranks / costs.world
+    form = Network(1.0, 1.0, tree=target.tree)
+    hops = form.transfer("allreduce", 1.0, target.ranks).latency / form.transfer("allreduce", 1.0, costs.world).latency
+    more = target.ranks / costs.world
     return replace(
         costs,
-        world=setting.ranks,
-        link=Link(costs.link.latency * hops * setting.latency, setting.bytes_per_s),
+        world=target.ranks,
+        link=LinkCost(costs.link.latency * hops * target.latency, target.bytes_per_s),
         **_decoded(costs, more),  # type: ignore[arg-type]
     )
 
 
-def outcome(plan: Plan, shapes: Sequence[Shape], costs: Costs, setting: Setting) -> Outcome:
+def outcome(plan: Plan, shapes: Sequence[Shape], costs: Costs, target: TargetNetwork) -> Outcome:
     """What the simulator says of this very plan there."""
-    return simulate(_scenario(plan, shapes, at(costs, setting)))
+    return simulate(_scenario(plan, shapes, at(costs, target)))
 
 
 def choose(
-    shapes: Sequence[Shape], costs: Costs, setting: Setting, *, allowed: Sequence[str] = (), only: str | None = None
+    shapes: Sequence[Shape],
+    costs: Costs,
+    target: TargetNetwork,
+    *,
+    allowed: Sequence[str] = (),
+    only: str | None = None,
 ) -> Choice:
     """The planner's answer there. `only`: the best plan with this one codec; dense and bf16 are still weighed."""
-    there = at(costs, setting)
-    if setting.ranks > COUNTED:
+    there = at(costs, target)
+    if target.ranks > COUNTED:
         made = _large(shapes, there, list(allowed) if only is None else [only])
     elif only is None:
         made = search(shapes, there, allowed=allowed)
@@ -91,7 +96,7 @@ def choose(
     return Choice(
         plan=replace(mine.plan, about=_about(mine)),
         step=mine.step,
-        bound=outcome(mine.plan, shapes, costs, setting).bound,
+        bound=outcome(mine.plan, shapes, costs, target).bound,
         alternatives=made.alternatives,
         why=f"{text} was asked for: {mine.step * 1e3:.1f} ms a step against {dense.step * 1e3:.1f} ms dense",
     )
@@ -120,18 +125,18 @@ class Cell:
 
 
 def sweep(
-    shapes: Sequence[Shape], costs: Costs, settings: Iterable[Setting], *, compressed: Sequence[str]
+    shapes: Sequence[Shape], costs: Costs, targets: Iterable[TargetNetwork], *, compressed: Sequence[str]
 ) -> list[Cell]:
-    """A cell for each setting: for each codec some groupings, exchanges and cuts in greedy order, no longer search."""
+    """A cell for each target: for each codec some groupings, exchanges and cuts in greedy order, no longer search."""
     if not compressed:
         raise UsageError("no compressed codec was measured: run syncline train --strategy 'syncline(auto(int8))' first")
     units = list(dict.fromkeys(default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS))
     cells = []
-    for setting in settings:
-        there = at(costs, setting)
+    for target in targets:
+        there = at(costs, target)
         best = {name: _quick(units, shapes, there, name) for name in dict.fromkeys([*ALWAYS, *compressed])}
         codec = min(compressed, key=lambda name: best[name])
-        cells.append(Cell(setting.ranks, setting.bytes_per_s, best["none"], best["bf16"], best[codec], codec))
+        cells.append(Cell(target.ranks, target.bytes_per_s, best["none"], best["bf16"], best[codec], codec))
     return cells
 
 
@@ -217,8 +222,8 @@ def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
     for (name, _), job in zip(plan.order, base.jobs, strict=True):
         unit = units[name]
         ranks = costs.world, few.world
-        grown = form.round(unit.exchange, 1.0, ranks[0]).wire / form.round(unit.exchange, 1.0, ranks[1]).wire
-        rounds = tuple(Round(one.latency, one.wire * grown) for one in job.rounds)
+        grown = form.transfer(unit.exchange, 1.0, ranks[0]).wire / form.transfer(unit.exchange, 1.0, ranks[1]).wire
+        rounds = tuple(Transfer(one.latency, one.wire * grown) for one in job.rounds)
         # Only an all-gather makes every rank decode everybody's payload.
         decode = job.decode * (costs.world / few.world if unit.exchange == "allgather" else 1.0)
         jobs.append(replace(job, rounds=rounds, decode=decode))

@@ -1,7 +1,7 @@
 """What would happen: one event simulator of steady-state steps, closed forms of exchanges, sweeps; see docs/sim.md."""
 
-from syncline.sim.network import Network, exchange_time, fit
-from syncline.sim.steady.scenario import Job, Layer, Outcome, Round, Scenario, Wait
+from syncline.sim.network import Network, Transfer, exchange_time, fit
+from syncline.sim.steady.scenario import Job, Layer, Outcome, Scenario, Wait
 from syncline.sim.steady.simulate import simulate
 from syncline.sim.steady.sweep import Prediction, sweep, table
 
@@ -11,8 +11,8 @@ __all__ = [
     "Network",
     "Outcome",
     "Prediction",
-    "Round",
     "Scenario",
+    "Transfer",
     "Wait",
     "exchange_time",
     "fit",

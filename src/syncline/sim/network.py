@@ -14,10 +14,17 @@ from statistics import median
 
 from syncline.errors import UsageError
 from syncline.registry import Registry
-from syncline.sim.steady.scenario import Round
 from syncline.spec import Call, parse_one
 
 _MOST = 150  # sizes that `fit` compares in pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One communication: its latency, and the seconds that its bytes take at full bandwidth."""
+
+    latency: float
+    wire: float
 
 
 @dataclass(frozen=True)
@@ -48,19 +55,19 @@ class Network:
                 "use 0 or more, 0 or more, and more than 0"
             )
 
-    def round(self, exchange: str, size: float, nodes: int, *, plain: float | None = None) -> Round:
+    def transfer(self, exchange: str, size: float, nodes: int, *, plain: float | None = None) -> Transfer:
         """One communication of `size` bytes a rank by an exchange such as `"server(servers=2)"`.
 
         `plain`: the bytes before compression, which `hierarchical` sends inside a node.
         """
         if nodes <= 1:
-            return Round(0.0, 0.0)
+            return Transfer(0.0, 0.0)
         cost = _cost(self, exchange, size, nodes, size if plain is None else plain)
-        return Round(self.launch + cost.messages * self.latency + cost.aside, cost.nbytes / self.bytes_per_s)
+        return Transfer(self.launch + cost.messages * self.latency + cost.aside, cost.nbytes / self.bytes_per_s)
 
     def seconds(self, exchange: str, size: float, nodes: int, *, plain: float | None = None) -> float:
         """How long it takes with the wire to itself."""
-        one = self.round(exchange, size, nodes, plain=plain)
+        one = self.transfer(exchange, size, nodes, plain=plain)
         return one.latency + one.wire
 
 

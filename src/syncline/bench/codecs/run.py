@@ -19,7 +19,7 @@ from syncline import codecs
 from syncline.bench.codecs import checks, operators
 from syncline.bench.codecs import page as plot
 from syncline.bench.timing import Clock, copy_time, environment, summarize
-from syncline.codecs.program import answer, lower
+from syncline.codecs.requests import answer, lower
 
 # 64 kB to 400 MB of float32, as matrices, so that low-rank codecs have factors.
 SHAPES = ((128, 128), (512, 512), (2048, 2048), (10_000, 10_000))

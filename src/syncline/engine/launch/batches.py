@@ -16,7 +16,7 @@ from torch import Tensor
 from syncline import codecs
 from syncline.codecs import Batch, Codec, Gather, Merge, Out, Request, Result
 from syncline.codecs.build import LATE
-from syncline.codecs.program import answer, lower
+from syncline.codecs.requests import answer, lower
 from syncline.engine.launch.bf16_buffers import Rounded
 
 SMALL = 16384

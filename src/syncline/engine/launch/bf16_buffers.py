@@ -10,7 +10,7 @@ from torch import Tensor
 
 from syncline.codecs import Merge, Out
 from syncline.codecs.coder import Payload, coder
-from syncline.codecs.program import halves_exactly
+from syncline.codecs.requests import halves_exactly
 
 
 def _same(x: Tensor) -> Payload:

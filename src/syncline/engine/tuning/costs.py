@@ -11,7 +11,7 @@ from syncline import exchange
 from syncline.engine.tuning.probe_busy import beside_compute, busy_latency, carried_cost, drag
 from syncline.engine.tuning.probe_link import codec_cost, line_of, link_samples
 from syncline.engine.tuning.profile import Profile
-from syncline.plan.costs import CodecCost, Costs, Curve, Host, Link, over
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
 from syncline.plan.frozen import trained
 from syncline.plan.planner import ALWAYS
 from syncline.plan.predict import built, carriers, host_seconds
@@ -89,14 +89,14 @@ def host_of(
     return Host(passes, max(0.0, launches - coded) / max(1, count), updates / max(1, len(plan.units))), scaled
 
 
-def measured_link(sync: "Sync") -> Link:
+def measured_link(sync: "Sync") -> LinkCost:
     """The link as it is now. On the CPU, with the latencies that it has while the ranks compute."""
     probe = dense_link(sync)
     samples = agreed(sync, [n for pair in link_samples(probe, sync.device) for n in pair])
     latency, rate = line_of(list(zip(samples[::2], samples[1::2], strict=True)))
     if sync.device.type == "cpu":
         (latency,) = agreed(sync, [beside_compute(lambda: busy_latency(probe, rate))[0]])
-    return Link(latency, rate)
+    return LinkCost(latency, rate)
 
 
 def dense_link(sync: "Sync") -> Any:
@@ -105,7 +105,7 @@ def dense_link(sync: "Sync") -> Any:
     return links[0] if str(links[0].exchange) == "allreduce" else exchange.connect("allreduce", links[0].group)
 
 
-def _drag(sync: "Sync", link: Link) -> float:
+def _drag(sync: "Sync", link: LinkCost) -> float:
     return agreed(sync, [drag(dense_link(sync), link.bytes_per_s, lambda: sync.groups.agree("", "ranks"))])[0]
 
 
@@ -121,7 +121,7 @@ def _codecs(sync: "Sync", specs: Sequence[str], shapes: Sequence[tuple[int, ...]
 
 
 def _carried(
-    sync: "Sync", specs: Sequence[str], link: Link, matrices: Sequence[tuple[int, ...]], *, stretch: float
+    sync: "Sync", specs: Sequence[str], link: LinkCost, matrices: Sequence[tuple[int, ...]], *, stretch: float
 ) -> dict[str, CodecCost]:
     """Codecs over each exchange that is weighed for them, or that the plan has."""
     group = dense_link(sync).group

@@ -7,7 +7,7 @@ from torch import Tensor
 from syncline.codecs import Merge, Out
 from syncline.codecs.wire import pack
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import AllGather, Moves, Op, Piece, Place
+from syncline.exchange.moves import AllGather, Moves, Op, Place, Shard
 
 
 def gather(buffer: Tensor, place: Place) -> Generator[Op, Sequence[Tensor], Sequence[Tensor]]:
@@ -22,11 +22,11 @@ def allgather(merge: Merge, place: Place) -> Moves:
     Sends N-1 payloads a rank: for small worlds and high compression.
     """
     own = merge.tensor
-    piece = Piece(merge, 0, merge.tensor.numel())
-    buffers = yield AllGather(pack(merge.coder.encode(piece.values, seed=merge.seed)))
+    shard = Shard(merge, 0, merge.tensor.numel())
+    buffers = yield AllGather(pack(merge.coder.encode(shard.values, seed=merge.seed)))
     total: Tensor | None = None
     for rank, buffer in enumerate(buffers):
-        part = piece.decode(buffer)
+        part = shard.decode(buffer)
         own = part if rank == place.rank else own
         total = part.clone() if total is None else total.add_(part)
     assert total is not None

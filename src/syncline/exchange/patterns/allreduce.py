@@ -1,7 +1,7 @@
 """allreduce: the backend's own sum."""
 
 from syncline.codecs import Merge, Out
-from syncline.codecs.program import adding
+from syncline.codecs.requests import adding
 from syncline.exchange.definition import exchange
 from syncline.exchange.moves import AllReduce, Moves, Place
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Op, Piece, Place, result
+from syncline.exchange.moves import Move, Moves, Op, Place, Shard, result
 
 
 def gather(buffer: Tensor, place: Place) -> Generator[Op, dict[int, Tensor], Sequence[Tensor]]:
@@ -30,13 +30,13 @@ def gather_scatter(merge: Merge, place: Place) -> Moves:
 
     Rank 0 sends N-1 payloads and receives as many, the others one each: a baseline, and fine for two ranks.
     """
-    piece = Piece(merge, 0, merge.tensor.numel())
+    shard = Shard(merge, 0, merge.tensor.numel())
     others = range(1, place.world)
     if place.rank:
-        yield Move({0: piece.encode(piece.values)})
-        got = yield Move({}, {0: piece.nbytes})
-        return result([piece], [got[0]])
-    got = yield Move({}, dict.fromkeys(others, piece.nbytes))
-    final = piece.finish(piece.merge(got, own_at=0), place.workers)
+        yield Move({0: shard.encode(shard.values)})
+        got = yield Move({}, {0: shard.nbytes})
+        return result([shard], [got[0]])
+    got = yield Move({}, dict.fromkeys(others, shard.nbytes))
+    final = shard.finish(shard.merge(got, own_at=0), place.workers)
     yield Move(dict.fromkeys(others, final))
-    return result([piece], [final])
+    return result([shard], [final])

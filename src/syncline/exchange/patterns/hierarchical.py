@@ -7,7 +7,7 @@ from torch import Tensor
 from syncline.codecs import Merge, Out, cast
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, exchange
-from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Piece, Place
+from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Place, Shard
 
 BETWEEN = ("sharded", "ring", "allgather", "gather-scatter")
 
@@ -23,7 +23,7 @@ def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "s
     leader = place.rank - place.rank % node
     members = list(range(leader + 1, min(leader + node, place.world)))
     plain = Merge(merge.tensor, cast(merge.tensor.dtype))
-    local = Piece(plain, 0, merge.tensor.numel())
+    local = Shard(plain, 0, merge.tensor.numel())
     if place.rank != leader:
         yield Move({leader: local.encode(local.values)})
         got = yield Move({}, {leader: local.nbytes})

@@ -2,7 +2,7 @@
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Place, pieces, result
+from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 
 @exchange("ring")
@@ -13,7 +13,7 @@ def ring(merge: Merge, place: Place) -> Moves:
     that encoded.
     """
     world, rank = place.world, place.rank
-    cut = pieces(merge, world)
+    cut = make_shards(merge, world)
     right, left = (rank + 1) % world, (rank - 1) % world
     total = cut[rank].values
     for hop in range(world - 1):

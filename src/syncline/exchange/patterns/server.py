@@ -3,7 +3,7 @@
 from syncline.codecs import Merge
 from syncline.errors import UsageError
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Place, pieces, result
+from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 
 def workers(world: int, *, servers: int = 1) -> int:
@@ -21,11 +21,11 @@ def server(merge: Merge, place: Place, *, servers: int = 1) -> Moves:
     mean; what their encoding loses stays in their residual and joins the next step's sum. A worker sends one
     payload; a server one shard to each worker.
     """
-    cut = pieces(merge, servers)
+    cut = make_shards(merge, servers)
     crew = list(range(place.workers))
     if place.rank < place.workers:
-        shards = {place.workers + i: piece.encode(piece.values) for i, piece in enumerate(cut)}
-        got = yield Move(shards, {place.workers + i: piece.nbytes for i, piece in enumerate(cut)})
+        shards = {place.workers + i: shard.encode(shard.values) for i, shard in enumerate(cut)}
+        got = yield Move(shards, {place.workers + i: shard.nbytes for i, shard in enumerate(cut)})
         return result(cut, [got[place.workers + i] for i in range(servers)])
     at = place.rank - place.workers
     got = yield Move({}, dict.fromkeys(crew, cut[at].nbytes))

@@ -2,7 +2,7 @@
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Place, pieces, result
+from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 
 @exchange("sharded")
@@ -12,7 +12,7 @@ def sharded(merge: Merge, place: Place) -> Moves:
     Sends 2(N-1)/N payloads a rank, in two rounds. The owner's values enter its shard unharmed; the loss of the
     second encoding is booked to the owner.
     """
-    cut = pieces(merge, place.world)
+    cut = make_shards(merge, place.world)
     others = [r for r in range(place.world) if r != place.rank]
     mine = cut[place.rank]
     shards = {r: cut[r].encode(cut[r].values) for r in others}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from syncline.errors import UsageError
+from syncline.sim.network import Transfer
 from syncline.trace.span import Span
 
 
@@ -21,14 +22,6 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One communication: seconds that pass beside the wire, and seconds for which it would fill the whole wire."""
-
-    latency: float
-    wire: float
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One launch, a part of a unit: encode, its rounds with codec work between them, decode."""
 
@@ -36,7 +29,7 @@ class Job:
     ready: int
     """The layer at the end of whose backward the gradient is complete."""
     encode: float
-    rounds: tuple[Round, ...]
+    rounds: tuple[Transfer, ...]
     between: float = 0.0
     """After each round but the last."""
     decode: float = 0.0

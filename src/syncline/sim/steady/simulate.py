@@ -15,9 +15,9 @@ _BEFORE = ("backward", "other")
 def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outcome:
     """The steady state of training. `spans`: lay `steps` steps out as spans of rank 0, times from 0, steps from 1.
 
-    >>> from syncline.sim import Job, Layer, Round
+    >>> from syncline.sim import Job, Layer, Transfer
     >>> layers = (Layer("first", 1.0, 2.0, needs=(0,)), Layer("second", 1.0, 2.0, needs=(1,)))
-    >>> jobs = (Job(1, 1, 0.0, (Round(0.0, 5.0),)), Job(0, 0, 0.0, (Round(0.0, 1.0),)))
+    >>> jobs = (Job(1, 1, 0.0, (Transfer(0.0, 5.0),)), Job(0, 0, 0.0, (Transfer(0.0, 1.0),)))
     >>> late = simulate(Scenario(layers, jobs, update=(0.0, 0.0)))
     >>> late.step, late.bound, late.waits
     (10.0, 6.0, (Wait(layer=0, unit=0, seconds=4.0),))

@@ -14,7 +14,7 @@ from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import PROFILED, WARM_UP, allowed_codecs
 from syncline.errors import UsageError
 from syncline.files import write_text
-from syncline.plan.recorded import COSTS, PLAN, SHAPES, shapes_text
+from syncline.plan.run_files import COSTS, PLAN, SHAPES, shapes_text
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
 

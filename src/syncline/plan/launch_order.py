@@ -5,13 +5,14 @@ least maximal lateness with release dates. So the first tool is Carlier's: order
 waited for, hold back what got in its way, and order again. Then single moves, those first that concern a wait.
 """
 
+import heapq
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, groupby
 
-from syncline.plan.order import greedy_order
-from syncline.sim import Outcome, Round, Scenario, simulate
+from syncline.sim import Outcome, Scenario, Transfer, simulate
 
 ENOUGH = 1e-3
 """An order is good enough when its step is within this share of the bound."""
@@ -23,6 +24,33 @@ _LEAST = 1e-6
 _HELD = 24
 _STARTS = 6
 _STEADY = 32
+
+
+def greedy_order(ready: Sequence[float], wire: Sequence[float], need: Sequence[int]) -> list[int]:
+    """The order in which a wire that sends one part at a time, without preemption, takes the parts.
+
+    Part i can be sent from time `ready[i]` on, takes the wire for `wire[i]`, and is needed the earlier the lower
+    `need[i]` is. Whenever the wire is free it takes the ready part with the lowest need; with none ready it waits
+    for the next. Ties go to the lower index.
+
+    >>> greedy_order(ready=[2, 1, 0, 0, 0], wire=[1, 1, 1, 1, 1], need=[0, 1, 2, 2, 2])
+    [2, 1, 0, 3, 4]
+    """
+    waiting = [(when, index) for when, index, _ in zip(ready, range(len(wire)), need, strict=True)]
+    heapq.heapify(waiting)
+    urgent: list[tuple[int, int]] = []
+    order: list[int] = []
+    now = -math.inf
+    while waiting or urgent:
+        if not urgent:
+            now = max(now, waiting[0][0])
+        while waiting and waiting[0][0] <= now:
+            _, index = heapq.heappop(waiting)
+            heapq.heappush(urgent, (need[index], index))
+        _, index = heapq.heappop(urgent)
+        order.append(index)
+        now += wire[index]
+    return order
 
 
 def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[list[int], float]:
@@ -76,7 +104,7 @@ def _steadiest(trials: "_Trials", best: float) -> tuple[list[int], float]:
 def _slower(base: Scenario, *, wire: float = 1.0, compute: float = 1.0) -> Scenario:
     return base.with_(
         layers=tuple(replace(a, forward=a.forward * compute, backward=a.backward * compute) for a in base.layers),
-        jobs=tuple(replace(j, rounds=tuple(Round(r.latency, r.wire * wire) for r in j.rounds)) for j in base.jobs),
+        jobs=tuple(replace(j, rounds=tuple(Transfer(r.latency, r.wire * wire) for r in j.rounds)) for j in base.jobs),
     )
 
 
