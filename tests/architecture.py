@@ -31,8 +31,20 @@ MAY_IMPORT = {
 
 # package: its rooms (sub-packages and loose modules) in import order; a room may import those before it
 ROOM_ORDER = {
-    "codecs": ["wire", "kernels", "ops", "coder", "requests", "state", "definition", "program", "build", "group",
-               "lockstep", "algorithms"],
+    "codecs": [
+        "wire",
+        "kernels",
+        "ops",
+        "coder",
+        "requests",
+        "state",
+        "definition",
+        "program",
+        "build",
+        "group",
+        "lockstep",
+        "algorithms",
+    ],
     "exchange": ["definition", "moves", "patterns", "build", "emulate", "link"],
     "trace": ["span", "merge", "formats", "analysis", "record"],
     "sim": ["network", "steady", "replay"],

@@ -23,18 +23,18 @@ from syncline.errors import UsageError
         ("int8(block=0)", "block is 0"),
         ("dgc(rate=3)", "dgc takes (ratio=0.01, momentum=0.9, clip=0.0)"),
         ("topk(feedback=3)", "use true or false"),
-        ("dgc(feedback=false)", "cannot run without it"),
+        ("dgc(feedback=false)", "needs its error feedback"),
         ("warmup", "needs a codec"),
         ("warmup(nonsense)", "unknown codec 'nonsense'"),
         ("warmup(onebit, steps=5, ramp=true)", "ramp needs a codec with a ratio"),
         (
             "onebit | int8",
-            "onebit puts scales on the wire, which int8 cannot write; after onebit you can chain bf16, fp16",
+            "onebit sends scales, which int8 cannot encode; after onebit you can chain bf16, fp16",
         ),
         ("topk | onebit", "after topk you can chain bf16, fp16, int4, int8"),
-        ("tbq | bf16", "tbq puts no floats on the wire"),
+        ("tbq | bf16", "tbq sends no floats"),
         ("bf16 | int8", "after bf16 you can chain nothing"),
-        ("topk | bf16 | int8", "bf16 puts no floats"),
+        ("topk | bf16 | int8", "bf16 sends no floats"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_choices(spec: str, words: str) -> None:

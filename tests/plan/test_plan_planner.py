@@ -14,10 +14,10 @@ from model_shapes import mlp, resnet50, vgg19
 
 from syncline.errors import UsageError
 from syncline.plan import Choice, Costs, Host, LinkCost, Plan, Shape, default_plan, predict, reorder, scenario, search
-from syncline.plan.candidates import exchanged, regrouped
-from syncline.plan.launch_order import arrange, greedily
+from syncline.plan.candidates import regroupings, with_units
+from syncline.plan.launch_order import arrange, greedy_launch_order
 from syncline.plan.per_unit_codecs import secopa
-from syncline.plan.predict import carriers
+from syncline.plan.predict import exchanges_to_weigh
 from syncline.sim import Job, Layer, Scenario, Transfer, simulate
 
 POWERSGD = "powersgd(rank=64)"
@@ -72,7 +72,7 @@ def fixed(model: str) -> list[Plan]:
     plans = [
         default_plan(MODELS[model], compress=codec, exchange=carrier, group_bytes=group, part_bytes=part)
         for codec in ("none", "bf16", *LOSSY)
-        for carrier in carriers(codec, 4)
+        for carrier in exchanges_to_weigh(codec, 4)
         for group in (1 << 18, 1 << 20, 4 << 20, 32 << 20)
         for part in (1 << 20, 4 << 20, 16 << 20, 1 << 40)
     ]
@@ -100,7 +100,7 @@ def test_within_five_percent_of_the_best_fixed_configuration(
     best = float("inf")
     for plan in fixed(model):
         base = scenario(plan, shapes, measured)
-        best = min(best, simulate(base.ordered(greedily(base))).step)
+        best = min(best, simulate(base.ordered(greedy_launch_order(base))).step)
     choice = search(shapes, measured, allowed=LOSSY)
     assert choice.step <= 1.05 * best
     consistent(choice, shapes, measured)
@@ -216,7 +216,7 @@ def test_other_parts_stay_in_their_places() -> None:
     large = next(u for u in plan.units if "classifier.0.weight" in u.parameters)
     assert large.partitions == 7
     for count in (1, 3, 7, 9):
-        trial = exchanged(plan, {large.name: replace(large, partitions=count)})
+        trial = with_units(plan, {large.name: replace(large, partitions=count)})
         trial.check(vgg19())
         others = [part for part in trial.order if part[0] != large.name]
         assert others == [part for part in plan.order if part[0] != large.name]
@@ -228,7 +228,7 @@ def test_other_groupings_are_plans_of_the_same_model(part_bytes: int) -> None:
     shapes = resnet50()
     plan = default_plan(shapes, part_bytes=part_bytes)
     counts = []
-    for trial in regrouped(plan, {shape.name: shape for shape in shapes}):
+    for trial in regroupings(plan, {shape.name: shape for shape in shapes}):
         trial.check(shapes)
         counts.append(len(trial.units) - len(plan.units))
         assert [name for unit in trial.units for name in unit.parameters] == [shape.name for shape in shapes]

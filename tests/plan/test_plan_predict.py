@@ -8,7 +8,7 @@ from model_shapes import layer, resnet50, vgg19
 
 from syncline import codecs, exchange
 from syncline.plan import CodecCost, Costs, Curve, Host, LinkCost, Plan, Shape, Unit, default_plan, predict, scenario
-from syncline.plan.predict import carriers
+from syncline.plan.predict import exchanges_to_weigh
 from syncline.plan.predict import job as job_of
 from syncline.sim import simulate
 
@@ -68,7 +68,7 @@ def test_what_was_not_seen_is_needed_at_once_and_complete_last() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_bytes_are_those_that_the_codec_counts(codec: str, world: int) -> None:
     others = ["ring", "gather-scatter"] if codec in ("bf16", "int8") else []
-    for carrier in (*carriers(codec, world), *others):
+    for carrier in (*exchanges_to_weigh(codec, world), *others):
         told = scenario(units(codec, carrier), SHAPES, hand_made(world=world))
         built, link = codecs.build(codec), exchange.build(carrier)
         for name, job in zip(("third", "second", "first"), told.jobs, strict=True):
@@ -108,10 +108,10 @@ def test_sharded_sends_less_and_works_more() -> None:
     assert sharded.decode == pytest.approx(gathered.decode / 4)
     share = 128 * 65 / 4
     assert sharded.between == pytest.approx(gathered.decode / 4 * 3 / 4 + 0.001 + share * 1e-6)
-    assert carriers("int8", 4) == ("allgather", "sharded")
-    assert carriers("int8", 2) == ("allgather",)
-    assert carriers("bf16", 4) == ("allreduce",)
-    assert carriers("topk(0.01)", 4)[0] == "allgather"
+    assert exchanges_to_weigh("int8", 4) == ("allgather", "sharded")
+    assert exchanges_to_weigh("int8", 2) == ("allgather",)
+    assert exchanges_to_weigh("bf16", 4) == ("allreduce",)
+    assert exchanges_to_weigh("topk(0.01)", 4)[0] == "allgather"
 
 
 def test_a_codec_costs_the_same_however_it_is_spelled() -> None:

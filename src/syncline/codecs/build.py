@@ -1,4 +1,4 @@
-"""From a spec to a `Codec`: arguments checked, chain checked, sizes and requests known before any data is."""
+"""Build a `Codec` from a spec: check its arguments and its chain, and find its requests and sizes without data."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from syncline.codecs.wire import layout_of, nbytes
 from syncline.errors import UsageError
 
 LATE = 1 << 40
-"""A step past every warm-up; even, so that LATE and LATE + 1 are both halves of an alternating codec."""
+"""A step after every warm-up. It is even: LATE and LATE + 1 are the two kinds of step of an alternating codec."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One communication of a codec: what kind, how many values, written by which coder, bytes of one payload."""
+    """One communication of a codec: kind of request, number of values, bytes of one payload, and the coder."""
 
     kind: str
     count: int
@@ -34,7 +34,7 @@ class Round:
 
     @property
     def adds(self) -> bool:
-        """Whether payloads may be summed as they are, so that an all-reduce serves."""
+        """Whether payloads may be summed as they are, so that an all-reduce can carry them."""
         return self.coder is not None and self.coder.adds
 
 
@@ -62,7 +62,7 @@ class Codec:
         return isinstance(other, Codec) and (self.text, self.definition) == (other.text, other.definition)
 
     def generate(self, grad: Tensor, state: State) -> Steps:
-        """The author's generator on a gradient, without feedback and chain."""
+        """The author's generator on a gradient, without error feedback and chain."""
         extra = {"inner": self.inner} if self.inner else {}
         steps: Steps = self.definition.function(grad, state, **extra, **self.options)
         return steps
@@ -77,7 +77,7 @@ class Codec:
         return replace(self, options=options, text=str(spec.Call(self.definition.name, (), options)))
 
     def describe(self) -> dict[str, Any]:
-        """Plain facts for tables and reports: spec, options, feedback, kinds of request, first line of the docs."""
+        """Facts for tables and reports: spec, options, feedback, kinds of request, first line of the docstring."""
         doc = inspect.getdoc(self.definition.function) or ""
         return {
             "spec": self.text,
@@ -92,7 +92,7 @@ class Codec:
     def rounds(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE, packed: bool = False
     ) -> tuple[Round, ...]:
-        """The communications of one step for a parameter of this shape, without running it on data.
+        """The communications of one step for a parameter of this shape, found without data.
 
         With `packed`, the shape is that of a `group.Batch`, where three dimensions are a batch of matrices.
         """
@@ -104,10 +104,10 @@ class Codec:
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, world_size: int = 2, exchange: Any = None,
         *, step: int | None = None, packed: bool = False,
     ) -> float:  # fmt: skip
-        """Bytes that a rank sends for a parameter of this shape (`packed`: of a batch's) in one step.
+        """Bytes that a rank sends in one step for a parameter (`packed`: for a batch) of this shape.
 
-        Without an `exchange`, the bytes of its payloads, counted once; with a built exchange, what the busiest
-        rank sends in it. Without a `step`, the average of two late steps (acpsgd alternates).
+        Without an `exchange`: the bytes of its payloads, counted once. With a built exchange: what the busiest rank
+        sends. Without a `step`: the average of two late steps, because acpsgd alternates.
         """
         if isinstance(exchange, str):
             raise UsageError(f"exchange '{exchange}' must be built first: syncline.exchange.build('{exchange}')")
@@ -130,14 +130,14 @@ def available() -> list[str]:
 
 
 def build(text: "str | Codec | tuple[spec.Call, ...]") -> Codec:
-    """The codec that a spec describes, `"topk(0.01) | int8"`; what cannot be is a `UsageError` with the choices."""
+    """The codec of a spec such as `"topk(0.01) | int8"`; a wrong spec raises `UsageError` with the legal choices."""
     if isinstance(text, Codec):
         return text
     calls = spec.parse(text) if isinstance(text, str) else text
     codecs = [_one(call) for call in calls]
     head, tails = codecs[0], []
     for before, after in pairwise(codecs):
-        _check_link(before, after, spec.show(calls))
+        _check_chain(before, after, spec.show(calls))
         assert after.definition.tail is not None
         tails.append(after.definition.tail(**after.options))
     tail = reduce(then, tails) if tails else None
@@ -155,7 +155,7 @@ def _one(call: spec.Call) -> Codec:
         inner, args = build(args[0]), args[1:]
     parameters = list(inspect.signature(definition.function).parameters)[3 if inner else 2 :]
     named = dict(zip(parameters, args, strict=False))
-    # Positional arguments may name keyword-only options in order; `apply` then checks the whole against them.
+    # Positional arguments fill the keyword-only options in order; `apply` then checks all of them.
     rest = args[len(named) :]
     if set(named) & set(kwargs):
         raise UsageError(f"'{call}': '{min(set(named) & set(kwargs))}' is given twice")
@@ -166,7 +166,7 @@ def _one(call: spec.Call) -> Codec:
     if feedback not in (None, True, False):
         raise UsageError(f"'{call}': feedback is {feedback!r}; use true or false")
     if feedback is False and base.feedback == "own":
-        raise UsageError(f"'{call}': {call.name} is made of its feedback and cannot run without it")
+        raise UsageError(f"'{call}': {call.name} needs its error feedback: leave feedback=false out")
     chosen = base.feedback if feedback is None or base.feedback == "own" else feedback
     options = {**_defaults(definition), **named, **kwargs}
     made = Codec(definition, options, str(call), chosen, base.view, base.spread, inner, calls=(call,))
@@ -188,7 +188,7 @@ def _signature_only(definition: Definition) -> Any:
 
 
 def _try_out(codec: Codec) -> None:
-    """Run the codec once on a few zeros, so that bad options are refused here and not in the first step."""
+    """Run the codec once on a few zeros, so that bad options fail here and not in the first step."""
     try:
         _dry(codec, torch.zeros(2, 4, 4) if codec.view == "matrix" else torch.zeros(5), LATE)
     except UsageError:
@@ -197,7 +197,7 @@ def _try_out(codec: Codec) -> None:
         raise UsageError(f"'{codec}': {error}") from error
 
 
-def _check_link(before: Codec, after: Codec, whole: str) -> None:
+def _check_chain(before: Codec, after: Codec, whole: str) -> None:
     carries = _carries(before)
     legal = [n for n in CODECS.names() if carries in CODECS.get(n).takes and n != before.definition.name]
     if after.definition.name in legal:
@@ -205,8 +205,8 @@ def _check_link(before: Codec, after: Codec, whole: str) -> None:
     choices = ", ".join(legal) or "nothing"
     carries = "no floats" if carries == "nothing" else carries
     raise UsageError(
-        f"'{whole}': {before.definition.name} puts {carries} on the wire, which {after.definition.name} cannot"
-        f" write; after {before.definition.name} you can chain {choices}"
+        f"'{whole}': {before.definition.name} sends {carries}, which {after.definition.name} cannot"
+        f" encode; after {before.definition.name} you can chain {choices}"
     )
 
 

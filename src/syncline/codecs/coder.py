@@ -1,4 +1,4 @@
-"""Coders: a pair of functions that write a flat tensor as a payload, and read it back; and their composition."""
+"""Coders: a pair of functions that encode a flat tensor as a payload and decode it; and how to compose them."""
 
 import inspect
 from collections.abc import Callable, Hashable
@@ -17,11 +17,11 @@ Payload = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Coder:
-    """How a flat float tensor is written. Equal coders write alike, whatever the data: sizes follow from them.
+    """Encoding of a flat float tensor. Equal coders give payloads of equal shapes for any data.
 
-    `encoder(x, **options)` gives a tuple of tensors whose shapes depend on `x.numel()` alone;
-    `decoder(payload, count, **options)` gives the flat tensor back, or raises `ValueError`. Either may take
-    `seed`. `adds` promises one tensor in the payload, and that the sum of payloads decodes to the sum.
+    `encoder(x, **options)` returns a tuple of tensors whose shapes depend on `x.numel()` alone;
+    `decoder(payload, count, **options)` returns the flat tensor, or raises `ValueError`. Either may take `seed`.
+    `adds` promises one tensor in the payload, and that the sum of payloads decodes to the sum.
     """
 
     encoder: Callable[..., Payload]
@@ -34,17 +34,17 @@ class Coder:
         return self.encoder(x, **self._options(self.encoder, seed))
 
     def decode(self, payload: Payload, count: int, *, seed: int = 0) -> Tensor:
-        """The `count` values of a payload; `ValueError` if it cannot be one of this coder's."""
+        """The `count` values of a payload; `ValueError` if its shapes or dtypes are not this coder's."""
         if layout_of(payload) != self.layout(count):
-            raise ValueError(f"no payload of {count} values: {layout_of(payload)} is not {self.layout(count)}")
+            raise ValueError(f"not a payload of {count} values: {layout_of(payload)} instead of {self.layout(count)}")
         return self.decoder(payload, count, **self._options(self.decoder, seed))
 
     def layout(self, count: int) -> Layout:
-        """Shapes and dtypes of the payload of `count` values: known without the data, so nobody asks for sizes."""
+        """Shapes and dtypes of the payload of `count` values, known without data: ranks never exchange sizes."""
         return _layout(self, count)
 
     def writes(self, dtype: torch.dtype) -> bool:
-        """Whether this is `cast(dtype)`: values of that dtype come back exactly as they were."""
+        """Whether this is `cast(dtype)`, which returns values of that dtype unchanged."""
         return self.encoder is _encode_cast and dict(self.options)["dtype"] == dtype
 
     def _options(self, function: Callable[..., Any], seed: int) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def coder(
 
 
 def then(head: Coder, tail: Coder) -> Coder:
-    """A coder that writes as `head` does and then writes every float tensor of that payload with `tail`."""
+    """A coder that encodes with `head` and then encodes every float tensor of that payload with `tail`."""
     if head.encoder is _encode_cast:
         return tail
     return Coder(_encode_both, _decode_both, (("head", head), ("tail", tail)), head.adds and tail.adds)
 
 
 def split(payload: Payload, tail: Coder, *, seed: int = 0) -> Payload:
-    """The payload with every float tensor replaced by the tensors that `tail` writes for it."""
+    """The payload with every float tensor replaced by its encoding with `tail`."""
     out: list[Tensor] = []
     for part in payload:
         out += tail.encode(part.reshape(-1).float(), seed=seed) if part.dtype.is_floating_point else (part,)
@@ -74,7 +74,7 @@ def split(payload: Payload, tail: Coder, *, seed: int = 0) -> Payload:
 
 
 def join(parts: Payload, tail: Coder, layout: Layout, *, seed: int = 0) -> Payload:
-    """Undo `split`: `layout` is that of the payload that was split."""
+    """Undo `split`; `layout` is the layout of the original payload."""
     out, at = [], 0
     for shape, dtype in layout:
         if not dtype.is_floating_point:
@@ -100,7 +100,7 @@ FP16_LIMIT = 65504.0 * (1 - 2**-6)
 
 
 def cast(dtype: torch.dtype) -> Coder:
-    """The values as they are, in `dtype`. Half-precision sums are made in float32 wherever we do the summing."""
+    """The values converted to `dtype`. Where Syncline sums half-precision values itself, it sums in float32."""
     return _cast(dtype)
 
 
@@ -109,7 +109,7 @@ def _encode_cast(x: Tensor, *, dtype: torch.dtype) -> Payload:
 
 
 def saturated(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """x within float16's range, with room for the rounding of a sum of shares; inf and nan pass as they are."""
+    """x clipped to float16's range, with room for rounding in a sum; inf and nan stay as they are."""
     return ops.saturate(x, limit=FP16_LIMIT, dtype=dtype or x.dtype)
 
 
@@ -129,7 +129,7 @@ DENSE = cast(torch.float32)
 
 @lru_cache(maxsize=65536)
 def _layout(coder: Coder, count: int) -> Layout:
-    # On the meta device shapes come without data or time; an operator that cannot run there gets real zeros.
+    # The meta device gives shapes without data; an operator that cannot run there gets real zeros.
     try:
         return layout_of(coder.encode(torch.empty(count, device="meta")))
     except (NotImplementedError, RuntimeError, ValueError, TypeError):

@@ -11,7 +11,7 @@ from syncline.registry import Registry
 
 @dataclass(frozen=True)
 class Definition:
-    """A registered codec: its generator function and what it declares about itself. Calling it calls the function."""
+    """A registered codec: its generator function and its declared properties. Calling it calls the function."""
 
     name: str
     function: Callable[..., Any]
@@ -45,15 +45,16 @@ def codec(
 ) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(grad, state, *, options)` as codec `name`.
 
-    It yields requests and returns an `Out`. What it declares:
+    The function yields requests and returns an `Out`. Options of the decorator:
 
-    - `feedback`: `True` wraps error feedback around it; `"own"` if it calls `state.compensate` itself.
-    - `view`: `"flat"` is given a 1-d gradient; `"matrix"` a batch of matrices (k, n, m), or 1-d what is not one.
-    - `carries`: the floats that it puts on the wire: `"gradient"`, `"values"`, `"factors"`, `"scales"`, or `"nothing"`.
-    - `tail`: `tail(**options)` gives the coder with which it may end a chain, on what `takes` lists.
-    - `native`: it wants float64 gradients as they are; others are given float32.
-    - `spread`: one nan or inf makes the whole gradient nan before the codec sees it, so that none stays unseen.
-    - `wraps`: its first option is a codec, given to it built, as `inner`.
+    - `feedback`: `True` adds error feedback; `"own"` if the codec calls `state.compensate` itself.
+    - `view`: `"flat"` codecs get a 1-d gradient; `"matrix"` codecs get a batch of matrices (k, n, m), or a 1-d
+      gradient if the parameter is not a matrix.
+    - `carries`: the floats that it sends: `"gradient"`, `"values"`, `"factors"`, `"scales"`, or `"nothing"`.
+    - `tail`: `tail(**options)` returns the coder for the end of a chain; `takes` lists what it can encode.
+    - `native`: it gets float64 gradients as float64; other codecs get float32.
+    - `spread`: one nan or inf makes the whole gradient nan before the codec sees it, so that it is always sent.
+    - `wraps`: its first option is another codec, passed to it as `inner`.
     """
     if feedback not in (True, False, "own"):
         raise UsageError(f"codec '{name}': feedback is {feedback!r}; use True, False or 'own'")

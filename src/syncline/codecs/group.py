@@ -1,7 +1,7 @@
-"""Several tensors as one work item: one launch and one message for many.
+"""Batches: several tensors that a codec processes as one, with one launch and one message.
 
-`batches` decides which travel together; a `Batch` packs gradients and states of its members and unpacks them.
-Members keep their own state under their own names, so another grouping can go on from it.
+`batches` decides which tensors go together. A `Batch` packs and unpacks the gradients and states of its members.
+Each member keeps its state under its own name, so a run can continue with another grouping.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from syncline.codecs.state import Tensors
 
 @dataclass(frozen=True)
 class Batch:
-    """Members of one work item. `stacked`: equal matrices in one (k, n, m); else all values end to end."""
+    """Tensors processed as one. `stacked`: equal matrices in one (k, n, m) tensor; else all values concatenated."""
 
     members: tuple[int, ...]
     names: tuple[str, ...]
@@ -32,7 +32,7 @@ class Batch:
         return (sum(torch.Size(shape).numel() for shape in self.shapes),)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The members' tensors, in order, as one."""
+        """The members' tensors, in order, as one tensor."""
         if self.stacked:
             rows = [t.reshape(_matrix(shape)) for t, shape in zip(tensors, self.shapes, strict=True)]
             return rows[0][None] if len(rows) == 1 else torch.stack(rows)
@@ -48,18 +48,18 @@ class Batch:
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def pack_state(self, states: Mapping[str, Tensors]) -> dict[str, Tensor]:
-        """The members' state tensors as those of the work item; a member without one starts from zeros."""
+        """The members' state tensors packed for the batch; a member without state starts from zeros."""
         mine = [states.get(name, {}) for name in self.names]
         keys = sorted({key for state in mine for key in state})
         packed = {}
         for key in keys:
             example = next(state[key] for state in mine if key in state)
             if self.stacked:
-                if key == "error":  # as matrices: members may have other shapes
+                if key == "error":  # as matrices: members may have different shapes
                     pairs = list(zip(mine, self.shapes, strict=True))
                     mine = [{**s, key: s[key].reshape(_matrix(shape))} if key in s else s for s, shape in pairs]
                     example = example.new_zeros(_matrix(self.shapes[0]))
-                # Another codec, or other options, may have left one of another shape.
+                # Another codec or other options may have left a tensor of another shape.
                 zeros = torch.zeros_like(example)
                 parts = [s[key] if key in s and s[key].shape == example.shape else zeros for s in mine]
                 packed[key] = parts[0][None] if len(parts) == 1 else torch.stack(parts)
@@ -70,7 +70,7 @@ class Batch:
         return packed
 
     def unpack_state(self, packed: Tensors) -> dict[str, dict[str, Tensor]]:
-        """The work item's new state by member name, each in a tensor of its own."""
+        """The batch's new state by member name, each in its own tensor."""
         out: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for key, tensor in packed.items():
             if self.stacked:
@@ -86,8 +86,8 @@ class Batch:
 def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]], *, small: int = 0) -> list[Batch]:
     """Group tensors for one codec: equal matrices are stacked, tensors of up to `small` values are concatenated.
 
-    For a codec of matrices, stacking changes nothing in the result; what is not a matrix is sent plain, together.
-    For a codec of flat tensors, those concatenated share what the codec shares within a tensor (top-k, scales).
+    For a matrix codec, stacking does not change the result; tensors that are not matrices are sent uncompressed,
+    together. For a flat codec, concatenated tensors share what the codec shares within a tensor (top-k, scales).
     """
     stacks: dict[tuple[int, ...], list[int]] = {}
     pool: list[int] = []
@@ -108,13 +108,13 @@ def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]],
 
 
 def cut_state(state: Tensors, bounds: Sequence[int]) -> list[dict[str, Tensor]]:
-    """A parameter's state for a flat codec, cut as its values are: views of `bounds[i]` to `bounds[i + 1]`."""
+    """Split a parameter's state for a flat codec, like its values: views of `bounds[i]` to `bounds[i + 1]`."""
     flat = {key: tensor.reshape(-1) for key, tensor in state.items()}
     return [{key: tensor[a:b] for key, tensor in flat.items()} for a, b in pairwise(bounds)]
 
 
 def join_state(parts: Sequence[Tensors], shape: Sequence[int]) -> dict[str, Tensor]:
-    """Undo `cut_state`: the whole parameter's state from those of its parts, in order."""
+    """Undo `cut_state`: the whole parameter's state from the states of its parts, in order."""
     return {key: torch.cat([part[key].reshape(-1) for part in parts]).view(tuple(shape)) for key in parts[0]}
 
 

@@ -1,7 +1,7 @@
-"""N ranks in one process: the generators of all ranks are advanced together, and their requests answered here.
+"""Run a codec on N ranks in one process: advance the generators of all ranks together and answer their requests.
 
-It is the complete reference for what a codec does, without sockets. `direct` answers requests in the plainest
-way (everybody gets every payload); `syncline.exchange.emulate` gives functions that answer as an exchange does.
+This is the reference for what a codec does, without sockets. `direct` answers requests in the simplest way (every
+rank gets every payload); `syncline.exchange.emulate` answers them like an exchange.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 
 Grads = Sequence[Sequence[Tensor]] | Callable[[int, int], Sequence[Tensor]]
 Answerer = Callable[[Sequence[Request]], tuple[list[Any], list[int]]]
-"""Takes one request a rank; gives each rank's answer and the bytes that each rank sent."""
+"""Takes one request per rank; returns each rank's answer and the bytes that each rank sent."""
 
 
 @dataclass(frozen=True)
 class Lockstep:
-    """What came of it: `outputs[rank][tensor]` of the last step, each rank's flat state, bytes sent a rank."""
+    """Result: `outputs[rank][tensor]` of the last step, the flat state of each rank, and bytes sent per rank."""
 
     outputs: list[list[Tensor]]
     states: list[dict[str, Tensor]]
@@ -45,16 +45,16 @@ def lockstep(
     servers: int = 0,
     answerer: Answerer | None = None,
 ) -> Lockstep:
-    """Drive a codec on N ranks for some steps. `grads`: a list of tensors a rank, or a function of step and rank.
+    """Run a codec on N ranks for `steps` steps. `grads`: a list of tensors per rank, or a function of step and rank.
 
-    A function needs `world_size`. `states` and `first_step` go on from an earlier result; `small` is the size up
-    to which tensors are concatenated (see `group.batches`); `servers` adds ranks that bring no gradient.
+    A function needs `world_size`. `states` and `first_step` continue from an earlier result; `small` is the size up
+    to which tensors are concatenated (see `group.batches`); `servers` adds ranks that have no gradient.
     """
     codec = build(spec)
     function = grads if callable(grads) else (lambda _step, rank: grads[rank])
     workers = world_size or (0 if callable(grads) else len(grads))
     if workers < 1:
-        raise ValueError("the number of ranks is not known: give world_size with a function of gradients")
+        raise ValueError("the number of ranks is unknown: give world_size with a function of gradients")
     world = workers + servers
     kept: list[dict[str, dict[str, Tensor]]] = [unflatten(s) for s in states or [{}] * world]
     outputs: list[list[Tensor]] = []
@@ -87,10 +87,10 @@ def lockstep(
 
 
 def direct(requests: Sequence[Request]) -> tuple[list[Any], list[int]]:
-    """Answer requests by giving everybody all payloads; payloads that add up are added in their own precision."""
+    """Answer requests by giving every rank all payloads; payloads that add are summed in their own precision."""
     kinds = {type(request) for request in requests}
     if len(kinds) != 1:
-        raise ValueError(f"the ranks ask for different things: {', '.join(sorted(k.__name__ for k in kinds))}")
+        raise ValueError(f"the ranks yield different requests: {', '.join(sorted(k.__name__ for k in kinds))}")
     gathers = [r for r in requests if isinstance(r, Gather)]
     if gathers:
         layout = layout_of(gathers[0].payload)

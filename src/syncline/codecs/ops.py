@@ -1,10 +1,10 @@
-"""The operators that codecs are written with: quantise, pack, pick out, put back, orthonormalise, draw numbers.
+"""Tensor operators for codecs: quantise, pack bits, select large values, scatter, orthonormalise, random numbers.
 
-All take and return tensors on the input's device, never wait for a CUDA device, and give the same bits for the
-same input and seed. Inputs may have any shape and float dtype and are read as flat float32; what has a `count`
-gives a flat tensor of that length. nan and inf are never lost: they make what they touch decode to nan.
-Payloads that cannot be right (wrong length, index outside) raise `ValueError`; on CUDA, where looking would
-cost a sync, bad indices are left out instead.
+All take and return tensors on the input's device, never block on a CUDA device, and give the same bits for the same
+input and seed. Inputs may have any shape and float dtype and are read as flat float32. Operators with a `count`
+return a flat tensor of that length. nan and inf are never lost: the values that they affect decode to nan.
+Invalid payloads (wrong length, index out of range) raise `ValueError`; on CUDA, where a check would synchronise,
+bad indices are ignored.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:
-    """Pack uint8 values tight, the first in the lowest bits of the first byte; bits above `bits` are cut off."""
+    """Pack uint8 values densely, the first in the lowest bits of the first byte; higher bits are dropped."""
     _check_bits(bits, 1)
     _check_bytes(values, values.numel())
     return library.pack_bits(values.contiguous(), bits)
@@ -69,7 +69,7 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
 def quantize_blocks(
     x: Tensor, *, bits: int = 8, block: int = 256, seed: int | None = None, norm: str = "max"
 ) -> tuple[Tensor, Tensor]:
-    """Signed `bits`-bit steps with one scale a block: (packed, scales), value = step * scale.
+    """Signed `bits`-bit steps with one scale per block: (packed, scales), value = step * scale.
 
     The scale is the block's largest magnitude (`norm="max"`) or its Euclidean norm (`"l2"`) over
     2**(bits-1) - 1. Rounds to the nearest step, half to even; with a `seed`, up or down at random without bias.
@@ -83,7 +83,7 @@ def quantize_blocks(
 
 
 def dequantize_blocks(packed: Tensor, scales: Tensor, *, bits: int = 8, block: int = 256, count: int) -> Tensor:
-    """The float32 values of what `quantize_blocks` gave."""
+    """The float32 values of a `quantize_blocks` result."""
     _check_bits(bits, 2)
     _check_block(block)
     _check_bytes(packed, packed_size(_check_count(count), bits))
@@ -92,20 +92,20 @@ def dequantize_blocks(packed: Tensor, scales: Tensor, *, bits: int = 8, block: i
 
 
 def qsgd_encode(x: Tensor, *, bits: int = 4, block: int = 512, seed: int) -> tuple[Tensor, Tensor]:
-    """QSGD: stochastic levels of each block's Euclidean norm; 2**(bits-1) - 1 levels a side."""
+    """QSGD: stochastic levels of each block's Euclidean norm; 2**(bits-1) - 1 levels per sign."""
     return quantize_blocks(x, bits=bits, block=block, seed=seed, norm="l2")
 
 
 def qsgd_decode(packed: Tensor, scales: Tensor, *, bits: int = 4, block: int = 512, count: int) -> Tensor:
-    """The float32 values of what `qsgd_encode` gave."""
+    """The float32 values of a `qsgd_encode` result."""
     return dequantize_blocks(packed, scales, bits=bits, block=block, count=count)
 
 
 def sign_encode(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """One bit a value, set where x >= 0: (packed, mean of those, mean of the others); an empty side has mean 0.
+    """One bit per value, set where x >= 0: (packed, mean of those, mean of the others); an empty side has mean 0.
 
-    With `lengths`, x is several tensors laid end to end (`concat`): what comes back is what encoding each of
-    them would give, packed bytes end to end and one mean each, from one launch.
+    With `lengths`, x is several concatenated tensors (`concat`). The result equals encoding each of them: packed
+    bytes concatenated and one mean per tensor, computed in one kernel launch.
     """
     packed, means = library.sign_encode(_flat32(x), _lengths(lengths, x.numel()), False)
     if lengths is None:
@@ -114,7 +114,7 @@ def sign_encode(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[Ten
 
 
 def sign_encode_l1(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-    """One bit a value, set where x >= 0, and the mean magnitude; decode with `sign_decode(p, s, -s, count)`."""
+    """One bit per value, set where x >= 0, and the mean magnitude; decode with `sign_decode(p, s, -s, count)`."""
     packed, means = library.sign_encode(_flat32(x), _lengths(lengths, x.numel()), True)
     return packed, means[0, 0] if lengths is None else means[0]
 
@@ -122,14 +122,14 @@ def sign_encode_l1(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[
 def sign_decode(
     packed: Tensor, pos: Tensor, neg: Tensor, count: int, *, lengths: Sequence[int] | None = None
 ) -> Tensor:
-    """`pos` where the bit is set and `neg` elsewhere, as float32; with `lengths`, one of each a piece."""
+    """`pos` where the bit is set and `neg` elsewhere, as float32; with `lengths`, one of each per tensor."""
     sizes = _check_pieces(packed, count, 1, lengths)
     high, low = _scales(pos, packed, lengths), _scales(neg, packed, lengths)
     return library.sign_decode(packed.contiguous(), high, low, count, sizes)
 
 
 def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
-    """The largest magnitude, float32, 0 for an empty tensor; nan if any is. With `lengths`, one a piece."""
+    """The largest magnitude, float32, 0 for an empty tensor; nan if any is. With `lengths`, one per tensor."""
     x = _flat(x)
     pieces = [x] if lengths is None else x.split(_lengths(lengths, x.numel()))
     zero = x.new_zeros((), dtype=torch.float32)
@@ -140,10 +140,10 @@ def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """Whether every value is, as a 0-d tensor: one read, no wait for the device."""
+    """Whether every value is finite, as a 0-d tensor: one pass, without blocking on the device."""
     if not x.numel():
         return torch.ones((), dtype=torch.bool, device=x.device)
-    if x.device.type == "cpu":  # where the norm is not vectorised
+    if x.device.type == "cpu":  # torch does not vectorise the norm there
         low, high = torch.aminmax(x)
         return low.isfinite() & high.isfinite()
     norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
@@ -151,28 +151,28 @@ def finite(x: Tensor) -> Tensor:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, standard deviation (of all values, not of a sample) and largest magnitude: one read of the tensor.
+    """Mean, population standard deviation and largest magnitude, in one pass over the tensor.
 
-    Each a 0-d float32, 0 for an empty tensor; what is not finite makes the deviation nan.
+    Each is a 0-d float32, 0 for an empty tensor; values that are not finite make the deviation nan.
     """
     mean, deviation, largest = library.moments(_flat32(x)).unbind()
     return mean, deviation, largest
 
 
 def saturate(x: Tensor, *, limit: float, dtype: torch.dtype) -> Tensor:
-    """x within +-limit and in `dtype`, in its shape; inf and nan pass as they are."""
+    """x clipped to +-limit and converted to `dtype`, in its shape; inf and nan stay as they are."""
     return library.saturate(_flat(x), limit, dtype).view(x.shape)
 
 
 def ternary_encode(x: Tensor, *, threshold: float | Tensor) -> Tensor:
-    """Two bits a value: 1 where x > threshold, 2 where x < -threshold, else 0; 3 says nan."""
+    """Two bits per value: 1 where x > threshold, 2 where x < -threshold, 3 for nan, else 0."""
     return library.ternary_encode(_flat32(x), _scales(threshold, x, None), None, None)
 
 
 def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Sequence[int] | None = None) -> Tensor:
-    """Two bits a value, as in `ternary_encode`: the sign with probability |x| / scale (`abs_max(x)`), else 0.
+    """Two bits per value, as in `ternary_encode`: the sign with probability |x| / scale (`abs_max(x)`), else 0.
 
-    With `lengths`, `scale` holds one number a piece and each piece's codes start on a byte.
+    With `lengths`, `scale` holds one number per tensor, and the codes of each tensor start on a byte.
     """
     sizes = _lengths(lengths, x.numel())
     return library.ternary_encode(_flat32(x), _scales(scale, x, lengths), _signed(seed), sizes)
@@ -181,21 +181,21 @@ def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Seq
 def ternary_decode(
     packed: Tensor, scale: float | Tensor, count: int, *, lengths: Sequence[int] | None = None
 ) -> Tensor:
-    """0, scale or -scale for codes 0, 1, 2 and nan for 3, as float32; with `lengths`, one scale a piece."""
+    """0, scale or -scale for codes 0, 1, 2 and nan for 3, as float32; with `lengths`, one scale per tensor."""
     sizes = _check_pieces(packed, count, 2, lengths)
     return library.ternary_decode(packed.contiguous(), _scales(scale, packed, lengths), count, sizes)
 
 
 def natural_encode(x: Tensor, *, seed: int) -> Tensor:
-    """One byte a value: its sign and a power of two next to it, up or down at random without bias.
+    """One byte per value: its sign and a neighbouring power of two, rounded up or down at random without bias.
 
-    Says 2**-75 to 2**50; smaller becomes zero, larger the largest.
+    The range is 2**-75 to 2**50; smaller values become zero, larger ones the largest.
     """
     return library.natural_encode(_flat32(x), _signed(seed))
 
 
 def natural_decode(codes: Tensor, count: int) -> Tensor:
-    """The float32 powers of two that `natural_encode` wrote."""
+    """The float32 powers of two of `natural_encode`."""
     _check_bytes(codes, _check_count(count))
     return library.natural_decode(codes.contiguous())
 
@@ -210,7 +210,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sampled_threshold(x: Tensor, *, ratio: float, seed: int, samples: int = 8192) -> Tensor:
-    """A 0-d estimate of the magnitude that `ratio` of the values reach, from `samples` of them."""
+    """A 0-d estimate of the magnitude that a share `ratio` of the values reaches, from `samples` of them."""
     x = _flat(x)
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
@@ -224,8 +224,8 @@ def sampled_threshold(x: Tensor, *, ratio: float, seed: int, samples: int = 8192
 def compact(x: Tensor, *, threshold: float | Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     """The values whose magnitude is not below the threshold: (values, int32 positions, 0-d int32 count).
 
-    Always `capacity` long, in the order of position; the first that fit are kept and unused slots hold value 0
-    at position 0, so that scattering all of them is right without looking at the count. nan is kept.
+    The lists always have `capacity` entries, ordered by position. If more values qualify, the first ones are kept.
+    Unused entries hold value 0 at position 0, so scattering all entries is correct. nan is kept.
     """
     x = _flat(x)
     if not 0 <= capacity < 1 << 31:
@@ -277,7 +277,7 @@ def random_bits(n: int, *, seed: int, offset: int = 0, device: torch.device | st
 
 
 def concat(tensors: Sequence[Tensor]) -> Tensor:
-    """All values of the tensors end to end: one flat tensor, so that one launch serves many."""
+    """All values of the tensors concatenated: one flat tensor, so that one kernel launch processes many."""
     if not tensors:
         raise ValueError("concat needs at least one tensor")
     return torch.cat([t.reshape(-1) for t in tensors])
@@ -303,7 +303,7 @@ def _flat32(x: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    if x.device.type == "cpu":  # where the norm is not vectorised
+    if x.device.type == "cpu":  # torch does not vectorise the norm there
         low, high = torch.aminmax(x)
         return torch.maximum(-low, high).float()
     norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
@@ -324,7 +324,7 @@ def _lengths(lengths: Sequence[int] | None, count: int) -> list[int] | None:
 
 
 def _scales(value: float | Tensor, like: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """One float32 for the tensor (0-d), or one a piece (flat)."""
+    """One float32 for the tensor (0-d), or one per concatenated tensor (flat)."""
     if not isinstance(value, Tensor):
         value = torch.full((), float(value), dtype=torch.float32, device=like.device)
     _check_floats(value, 1 if lengths is None else len(lengths), "scale")

@@ -1,7 +1,7 @@
-"""One codec on one gradient in one step: views, error feedback and chains around the author's generator.
+"""Run one codec on one gradient in one step: views, error feedback and chains around the author's generator.
 
-`Run` is how a driver works it: `start` gives the first request, `resume` takes its answer and gives the next, and
-a `Result` ends it. Nothing is kept unless the driver keeps `Result.state`.
+A driver uses `Run`: `start` returns the first request, `resume` takes its answer and returns the next one, until a
+`Result` comes. No state is kept unless the driver keeps `Result.state`.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ class Runnable(Protocol):
 
 
 class Run:
-    """A codec at work on one gradient. Many runs can be open at once; each holds its own place."""
+    """One codec running on one gradient. Many runs can be open at the same time."""
 
     def __init__(
         self, codec: Runnable, *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
@@ -48,16 +48,16 @@ class Run:
         self._steps: Any = None
 
     def start(self, grad: Tensor, state: Tensors | None = None) -> Request | Result:
-        """Begin with a gradient, packed by a `Batch`, and the tensors committed last.
+        """Begin with a gradient, packed by a `Batch`, and the state tensors that were committed last.
 
-        Gives the first request, or the result.
+        Returns the first request, or the result.
         """
         self.state.tensors = state or {}
         self._steps = _program(self.codec, grad.detach(), self.state)
         return self._advance(None)
 
     def resume(self, answer: Any) -> Request | Result:
-        """Go on with the answer to the last request; gives the next one, or the result."""
+        """Continue with the answer to the last request; returns the next request, or the result."""
         return self._advance(answer)
 
     def _advance(self, answer: Any) -> Request | Result:
@@ -78,7 +78,7 @@ def _program(codec: Runnable, grad: Tensor, state: State) -> Any:
     x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
     factors = codec.definition.carries == "factors"
     if codec.spread and x.numel() and not factors:
-        # One value that is not finite spoils all: a factorisation would hide it in some of them.
+        # Make the whole gradient nan if one value is: the codec might not send that value.
         x = _spread(x)
     if codec.feedback is True:
         x = state.compensate(x)
@@ -87,14 +87,15 @@ def _program(codec: Runnable, grad: Tensor, state: State) -> Any:
     keep = dict(out.state)
     if codec.feedback:
         assert state.compensated is not None, f"codec '{codec}' has feedback='own' and did not compensate"
-        keep["error"] = _left(state, out).view(grad.shape)
+        keep["error"] = _residual(state, out).view(grad.shape)
     return Result(out.mean.to(grad.dtype).view(grad.shape), keep)
 
 
 def _marked(steps: Steps) -> Steps:
-    """The same with the first factor spoiled as a whole by one value: products of it then show that in every value.
+    """The same requests, with the first factor made nan as a whole if one of its values is not finite.
 
-    Whatever is not finite in a matrix is so in its product with anything; the factor is smaller, and quickly looked at.
+    A value that is not finite in a matrix shows in its product with anything. The factor is smaller than the
+    gradient, so checking it is faster.
     """
     answer: Any = None
     first = True
@@ -115,13 +116,13 @@ def _spread(x: Tensor) -> Tensor:
         return x
     if x.device.type == "cpu":
         return x if ops.finite(x) else x + torch.nan
-    # Elsewhere a look at the value would stop the host.
+    # On other devices, reading the value would block the host.
     norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
     return x + norm * 0
 
 
-def _left(state: State, out: Out) -> Tensor:
-    """What was not sent. In the memory of the compensated gradient where nobody else has it: fresh memory is dear."""
+def _residual(state: State, out: Out) -> Tensor:
+    """The residual: what was not sent. Reuses the memory of the compensated gradient if nobody else holds it."""
     whole, share = state.compensated, _share(out, state)
     assert whole is not None
     used = {t.untyped_storage().data_ptr() for t in (out.mean, *out.state.values())}
@@ -146,7 +147,7 @@ def _viewed(grad: Tensor, codec: Runnable) -> Tensor:
 
 
 def _chained(codec: Runnable, x: Tensor, state: State) -> Steps:
-    """The author's generator, with what it puts on the wire written by the rest of the chain."""
+    """The author's generator, with its payloads encoded by the rest of the chain."""
     steps = codec.generate(x, state)
     tail = codec.tail
     if tail is None:

@@ -1,11 +1,13 @@
-"""What a codec may ask of the network. A codec yields one request at a time and is resumed with the answer.
+"""Requests that a codec yields (`Mean`, `Sum`, `Merge`, `Gather`) and the types of their answers.
+
+A codec yields one request at a time and is resumed with the answer.
 
 | request | answer | the network may |
 |---|---|---|
-| `Mean(x)` | the mean of x over the ranks | add the tensors up in any place |
+| `Mean(x)` | the mean of x over the ranks | add the tensors anywhere |
 | `Sum(x)` | the sum of x over the ranks | the same |
-| `Merge(x, coder)` | `Out(mean, own)` | split x, encode pieces, decode, merge, encode again |
-| `Gather(payload)` | every rank's payload, in rank order | carry the bytes, nothing else |
+| `Merge(x, coder)` | `Out(mean, own)` | split x, encode the shards, decode, merge, encode again |
+| `Gather(payload)` | every rank's payload, in rank order | only carry the bytes |
 """
 
 from collections.abc import Generator, Mapping
@@ -34,12 +36,12 @@ class Sum:
 
 @dataclass(frozen=True)
 class Merge:
-    """Ask for the mean of `tensor`, whose pieces travel as `coder` writes them.
+    """Ask for the mean of `tensor`, whose shards are sent as `coder` writes them.
 
-    The answer is an `Out`: the mean as it arrived, and `own`, what this rank's tensor amounted to in it. An
-    exchange that encodes a partial sum again books the loss to the rank that did so, in its `own`: over the
-    ranks, the mean of `own` is the mean that arrived. `mean=False` asks for the sum. With `own=False` nobody will
-    look at `own`, and it need not be made; with `scratch=True` the tensor's memory may be overwritten.
+    The answer is an `Out`: the mean as it arrived, and `own`, this rank's contribution to it after compression. If
+    an exchange encodes a partial sum again, the rank that does so subtracts the loss from its `own`. So the mean of
+    `own` over the ranks is always the mean that arrived. `mean=False` asks for the sum. `own=False` says that nobody
+    reads `own`, so it need not be computed. `scratch=True` allows the exchange to overwrite the tensor.
     """
 
     tensor: Tensor
@@ -52,7 +54,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Gather:
-    """Ask for everybody's payload: tensors whose shapes and dtypes are the same on every rank."""
+    """Ask for the payloads of all ranks: tensors whose shapes and dtypes are the same on every rank."""
 
     payload: Payload
 
@@ -61,11 +63,11 @@ Request = Mean | Sum | Merge | Gather
 
 
 class Out(NamedTuple):
-    """What a codec returns, and what answers a `Merge`.
+    """The result of a codec, and the answer to a `Merge`.
 
-    `mean` is the averaged gradient, the same bits on every rank; `own` what this rank contributed to it (what it
-    holds back is error feedback's business), `None` if its share cannot be told from the mean, which then stands
-    for it; `state` the tensors to keep for the next step.
+    `mean` is the averaged gradient, the same bits on every rank. `own` is this rank's contribution to it; error
+    feedback keeps the difference. `own` is `None` if the contribution cannot be separated from the mean: then the
+    mean is used instead. `state` holds the tensors to keep for the next step.
     """
 
     mean: Tensor
@@ -79,14 +81,14 @@ Steps = Generator[Request, Any, Out]
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a run: the averaged gradient in the gradient's shape and dtype, and the state to commit."""
+    """Result of a run: the averaged gradient in the gradient's shape and dtype, and the state to commit."""
 
     output: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def lower(request: Request) -> Merge:
-    """`Mean` and `Sum` as the `Merge` of plain values that they are; a `Merge` with its tensor flat."""
+    """Express `Mean` and `Sum` as a `Merge` of uncompressed values, and flatten the tensor of a `Merge`."""
     assert not isinstance(request, Gather)
     if isinstance(request, Merge):
         return request if request.tensor.dim() == 1 else replace(request, tensor=request.tensor.reshape(-1))
@@ -94,7 +96,7 @@ def lower(request: Request) -> Merge:
 
 
 def answer(request: Request, out: Out) -> Any:
-    """What the codec that yielded `request` is resumed with, from the `Out` of the lowered request."""
+    """The answer to the codec that yielded `request`, from the `Out` of the lowered request."""
     assert not isinstance(request, Gather)
     shape = request.tensor.shape
     if isinstance(request, Merge):
@@ -104,14 +106,14 @@ def answer(request: Request, out: Out) -> Any:
 
 
 def halves_exactly(world: int) -> bool:
-    """Whether a share of 1 / world only moves exponents: then it may be taken before or after rounding."""
+    """Whether division by `world` only changes exponents, so that it may come before or after rounding."""
     return world & (world - 1) == 0
 
 
 def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
-    """For a coder that adds: the one tensor to be summed over `world` ranks, and this rank's `own`.
+    """For a coder whose payloads add: the tensor to sum over `world` ranks, and this rank's `own`.
 
-    The share is taken before the sum, as DDP does, so that half precision does not overflow.
+    It divides before the sum, as DDP does, so that half precision does not overflow.
     """
     share = 1 / world if merge.mean else 1.0
     x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor

@@ -1,4 +1,4 @@
-"""State of a codec: plain tensors by parameter name, and the seeds that follow from name and step.
+"""State of a codec: plain tensors by parameter name, and random seeds derived from name and step.
 
 A state dict has flat names, `"<parameter>.<key>"`, and nothing but tensors: it loads with `weights_only=True`.
 """
@@ -19,10 +19,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class State:
-    """What a codec may know in one step: its tensors, who and when it is, and seeds.
+    """What a codec knows in one step: its tensors, parameter names, step, rank, world size and seeds.
 
-    `names` are the parameters of this work item: one, or several that travel as one. `rank` and `world` count
-    the ranks that contribute gradients.
+    `names` are the parameters of this batch: one, or several that are sent as one. `rank` and `world` count the
+    ranks that contribute gradients.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -54,17 +54,17 @@ class State:
         return derive(self.seed, self.step, self.rank, "rank", *self.names)
 
     def random(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Uniform numbers in [-1, 1) for each member: (members, *shape), the same on every rank and in every step.
+        """Uniform numbers in [-1, 1), (parameters, *shape): the same on every rank and in every step.
 
-        They depend on the member's name, not on how members are grouped. They are made once and kept.
+        They depend on the parameter's name, not on the grouping. They are generated once and cached.
         """
         return _random(self.seed, self.names, tuple(shape), device)
 
     def compensate(self, grad: Tensor) -> Tensor:
-        """Add what earlier steps held back; what this step holds back is booked against the result.
+        """Add the residual of earlier steps; the new residual is computed against the returned tensor.
 
-        A codec declared with `feedback=True` is given its gradient compensated; one that must change the
-        gradient first declares `feedback="own"` and calls this itself.
+        A codec with `feedback=True` gets a compensated gradient. A codec that must change the gradient first
+        declares `feedback="own"` and calls this itself.
         """
         error = self.tensors.get("error")
         self.compensated = grad if error is None else grad + error.view(grad.shape)
@@ -94,24 +94,24 @@ def unflatten(flat: Tensors) -> dict[str, dict[str, Tensor]]:
     for path, tensor in flat.items():
         name, dot, key = path.rpartition(".")
         if not dot:
-            raise ValueError(f"'{path}' is no state entry: '<parameter>.<key>' is expected")
+            raise ValueError(f"'{path}' is not a state entry: use '<parameter>.<key>'")
         out.setdefault(name, {})[key] = tensor
     return out
 
 
 def reshard(states: Sequence[Tensors], new_world: int, *, keep: str = "sum") -> list[dict[str, Tensor]]:
-    """Flat state dicts, one a rank, made over for another number of ranks.
+    """Convert flat state dicts, one per rank, to another number of ranks.
 
-    The residuals' sum over the ranks is kept and shared out evenly; `keep="mean"` keeps their mean instead, which
-    is the update that is owed when gradients are averaged. Everything else is averaged; what is the same on all
-    ranks (factors) so stays as it is.
+    The sum of the residuals is kept and divided evenly. `keep="mean"` keeps their mean instead: with averaged
+    gradients, that is the update that is still to be applied. All other tensors are averaged, so tensors that are
+    the same on all ranks (factors) do not change.
     """
     if new_world < 1 or not states:
         raise ValueError(f"{len(states)} states for {new_world} ranks: both must be at least 1")
     if keep not in ("sum", "mean"):
         raise ValueError(f"keep is '{keep}': use 'sum' or 'mean'")
     if any(state.keys() != states[0].keys() for state in states):
-        raise ValueError("the ranks' states hold different names: they are not of one step")
+        raise ValueError("the ranks' states hold different names: take them from the same step")
     scale = len(states) / new_world if keep == "sum" else 1.0
     merged = {}
     for path in states[0]:

@@ -1,6 +1,6 @@
-"""The wire form of a payload: one contiguous buffer of bytes, of a size that is known before the data is.
+"""Pack a payload into one contiguous byte buffer for the network, and unpack it.
 
-No header, no padding: shapes and dtypes follow from the codec and the gradient's shape, so both sides know them.
+No header, no padding: both sides know shapes and dtypes from the codec and the gradient's shape.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def layout_of(payload: Sequence[Tensor]) -> Layout:
 
 
 def nbytes(layout: Layout) -> int:
-    """Bytes that payloads of this layout take on the wire."""
+    """Bytes of a packed payload of this layout."""
     return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout)
 
 
@@ -28,11 +28,11 @@ def pack(payload: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(buffer: Tensor, layout: Layout) -> tuple[Tensor, ...]:
-    """The tensors of a buffer, as views where alignment allows; `ValueError` if it does not hold this layout."""
+    """The tensors of a buffer, as views where alignment allows; `ValueError` if the size does not match the layout."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise ValueError(f"a payload is a flat uint8 tensor, not {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() != nbytes(layout):
-        raise ValueError(f"the payload has {buffer.numel()} bytes, {nbytes(layout)} are needed: it is damaged")
+        raise ValueError(f"the payload has {buffer.numel()} bytes and must have {nbytes(layout)}: it is damaged")
     out, at = [], 0
     for shape, dtype in layout:
         size = torch.Size(shape).numel() * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Exchanges: who talks to whom. How codecs' requests are carried between ranks; see docs/exchange.md."""
+"""Exchanges: how the requests of codecs are carried between ranks; see docs/exchange.md."""
 
 from syncline.exchange import patterns as patterns
 from syncline.exchange.build import Exchange, available, build, check, legal

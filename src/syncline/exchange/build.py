@@ -1,4 +1,4 @@
-"""From a spec to an `Exchange`, which pairs of codec and exchange are legal, and how many bytes a pair sends."""
+"""Build an `Exchange` from a spec, check which codecs it can carry, and count the bytes it sends."""
 
 import inspect
 from collections.abc import Generator, Mapping
@@ -33,7 +33,7 @@ class Exchange:
         return self.text
 
     def workers(self, world: int) -> int:
-        """How many of the ranks (the first) bring gradients."""
+        """How many ranks (the first ones) have gradients."""
         workers = self.definition.workers
         return workers(world, **dict(self.options)) if workers else world
 
@@ -44,7 +44,7 @@ class Exchange:
         return round.adds or not self.definition.adds_only
 
     def moves(self, request: Request, place: Place) -> Generator[Op, Any, Any]:
-        """The generator that carries one request on one rank; it returns what the codec is resumed with."""
+        """The generator that carries one request on one rank; it returns the answer for the codec."""
         if isinstance(request, Gather):
             if self.definition.gather is None:
                 raise UsageError(f"exchange '{self}' cannot gather: use {', '.join(gathering())}")
@@ -53,7 +53,7 @@ class Exchange:
             return [unpack(buffer, layout) for buffer in buffers]
         merge = lower(request)
         if self.definition.adds_only and not merge.coder.adds:
-            raise UsageError(f"exchange '{self}' adds payloads up, and these do not add: use allgather")
+            raise UsageError(f"exchange '{self}' adds payloads, and these cannot be added: use allgather")
         out = yield from self.definition.merge(merge, place, **dict(self.options))
         return answer(request, out)
 
@@ -90,12 +90,12 @@ def legal(codec: str | Codec) -> list[str]:
 
 
 def check(codec: str | Codec, exchange: str | Exchange) -> Exchange:
-    """The exchange, if it can carry the codec; else a `UsageError` that names both sides and the legal choices."""
+    """The exchange, if it can carry the codec; else a `UsageError` that lists the legal choices."""
     built, carrier = build_codec(codec), build(exchange)
     for round in _all_rounds(built):
         if not carrier.serves(round):
-            needs = "everybody's payload as it is" if round.kind == "gather" else "its payloads decoded and merged"
-            does = "adds payloads up" if carrier.definition.adds_only else "merges payloads on the way"
+            needs = "every rank's payload unchanged" if round.kind == "gather" else "its payloads decoded and merged"
+            does = "adds payloads" if carrier.definition.adds_only else "merges payloads on the way"
             raise UsageError(
                 f"codec '{built}' needs {needs} and exchange '{carrier}' {does}: with this codec use "
                 f"{', '.join(legal(built))}"
@@ -109,7 +109,7 @@ def gathering() -> list[str]:
 
 
 def op_bytes(op: Op, world: int) -> int:
-    """Bytes that a rank sends for one move; an all-reduce is counted as the ring that it is."""
+    """Bytes that a rank sends for one move; an all-reduce is counted as a ring."""
     if isinstance(op, AllReduce):
         size = op.tensor.numel() * op.tensor.element_size()
         return 2 * (world - 1) * size // world
@@ -136,7 +136,7 @@ def _sent(exchange: Exchange, kind: str, count: int, coder: Coder | None, world:
 
 
 def _count(moves: Generator[Op, Any, Any], world: int) -> int:
-    """Run one rank's moves without anybody on the other side, and count what it sends."""
+    """Run one rank's moves with blank answers, and count the bytes it sends."""
     total, got = 0, None
     while True:
         try:

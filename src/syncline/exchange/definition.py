@@ -9,7 +9,7 @@ from syncline.registry import Registry
 
 @dataclass(frozen=True)
 class Definition:
-    """A registered exchange: how it serves a `Merge`, how a `Gather` if it can, and how many ranks bring gradients."""
+    """A registered exchange: generators for `Merge` and (if it can) `Gather`, and how many ranks have gradients."""
 
     name: str
     merge: Callable[..., Any]
@@ -33,8 +33,8 @@ def exchange(
 ) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(merge, place, *, options)` as exchange `name`.
 
-    It yields moves and returns an `Out`. `gather(buffer, place)` serves `Gather`, and returns all buffers in rank
-    order. `adds_only`: it sums payloads without reading them. `workers(world, **options)`: how many ranks bring
+    The function yields moves and returns an `Out`. `gather(buffer, place)` serves `Gather` and returns all buffers in
+    rank order. `adds_only`: it sums payloads without decoding them. `workers(world, **options)`: how many ranks have
     gradients, if not all do.
     """
 

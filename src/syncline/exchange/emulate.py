@@ -1,4 +1,4 @@
-"""All ranks of an exchange in one process: the same generators as on real ranks, with buffers handed over."""
+"""Emulate all ranks of an exchange in one process, with the generators that real ranks use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from syncline.exchange.moves import AllGather, AllReduce, Move, Op, Place
 
 
 def emulate(exchange: str | Exchange) -> Answerer:
-    """A function that answers one request a rank as this exchange does, for `codecs.lockstep(answerer=...)`."""
+    """A function that answers requests (one per rank) like this exchange, for `codecs.lockstep(answerer=...)`."""
     carrier = build(exchange)
 
     def respond(requests: Sequence[Request]) -> tuple[list[Any], list[int]]:
@@ -38,7 +38,9 @@ def emulate(exchange: str | Exchange) -> Answerer:
                     mail.setdefault((rank, to), []).append(buffer.clone())
             ready = _deliver(waiting, mail, world)
             if not ready and waiting:
-                raise RuntimeError(f"exchange '{carrier}': ranks {sorted(waiting)} wait for messages nobody sends")
+                raise RuntimeError(
+                    f"exchange '{carrier}': ranks {sorted(waiting)} wait for messages that no rank sends"
+                )
         return answers, sent
 
     return respond
@@ -47,14 +49,14 @@ def emulate(exchange: str | Exchange) -> Answerer:
 def lockstep(
     spec: str | Codec, grads: Grads, steps: int = 1, *, exchange: str | Exchange = "allgather", **more: Any
 ) -> Lockstep:
-    """`codecs.lockstep` over an exchange. A server's ranks come after those of `grads`, with zero gradients."""
+    """`codecs.lockstep` over an exchange. Server ranks come after the ranks of `grads`, with zero gradients."""
     carrier = check(spec, exchange)
     servers = dict(carrier.options).get("servers", 1) if carrier.definition.workers else 0
     return codec_lockstep(spec, grads, steps, servers=servers, answerer=emulate(carrier), **more)
 
 
 def _deliver(waiting: dict[int, Op], mail: dict[tuple[int, int], list[Tensor]], world: int) -> dict[int, Any]:
-    """The answers of all ranks whose move can complete now; they no longer wait."""
+    """Answers of all ranks whose move can complete now; removes these ranks from `waiting`."""
     ready: dict[int, Any] = {}
     if len(waiting) == world:
         ops = [waiting[rank] for rank in range(world)]

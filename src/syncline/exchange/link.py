@@ -1,8 +1,8 @@
-"""An exchange over a real process group: requests are launched, and their answers waited for.
+"""Run an exchange over a process group: launch requests and wait for their answers.
 
-Everything that a launch issues later than itself is point to point and tagged by the launch's number, so on Gloo
-open launches may advance in any order, each on its own thread. On NCCL nothing blocks the host: `wait` puts the rest
-of the course on the current stream, and launches must be driven in the same order on every rank.
+After its first communication, a launch only sends point to point, tagged with the launch's number. So on Gloo, open
+launches may advance in any order, each on its own thread. On NCCL nothing blocks the host: `wait` enqueues the rest on
+the current stream, and all ranks must advance launches in the same order.
 """
 
 import itertools
@@ -26,12 +26,12 @@ _ROUNDS = 1 << 12
 _LAUNCHES = 1 << 16
 
 
-# Launches are counted by group, so that messages of several links on one group are told apart.
+# Launches are numbered per group, so that messages of several links on one group never mix.
 _numbers: "weakref.WeakKeyDictionary[Any, Iterator[int]]" = weakref.WeakKeyDictionary()
 
 
 class Link:
-    """One rank's end of an exchange. A group's launches, over all its links, come in the same order on every rank."""
+    """An exchange on a process group. All ranks make the launches of the group, over all its links, in one order."""
 
     def __init__(self, exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> None:
         self.exchange = build(exchange)
@@ -39,7 +39,7 @@ class Link:
         world = dist.get_world_size(process_group)
         self.place = Place(dist.get_rank(process_group), world, self.exchange.workers(world))
         if dist.get_backend(process_group) != "gloo" and torch.cuda.is_available():
-            # NCCL wants all ranks in a group's first communication; a move may be between two of them.
+            # NCCL needs all ranks in a group's first communication, but a move may be between two ranks only.
             dist.all_reduce(torch.zeros(1, device="cuda"), group=process_group)
         self.sent_bytes = 0
         self._lock = threading.Lock()
@@ -47,25 +47,25 @@ class Link:
 
     @property
     def contributes(self) -> bool:
-        """Whether this rank brings gradients; a server's rank runs the same codecs on zeros."""
+        """Whether this rank has gradients; a server rank runs the same codecs on zeros."""
         return self.place.rank < self.place.workers
 
     def launch(self, request: Request) -> "Handle":
-        """Start carrying a request; its first communication is issued before this returns."""
+        """Start a request; its first communication is issued before this returns."""
         return Handle(self, request, next(self._numbers) % _LAUNCHES * _ROUNDS)
 
     def ask(self, request: Request) -> Any:
-        """Carry a request and wait for its answer."""
+        """Launch a request and wait for its answer."""
         return self.launch(request).wait()
 
     def count(self, sent: int) -> None:
-        """Add to the bytes sent; from any thread."""
+        """Add to the bytes sent. Safe from any thread."""
         with self._lock:
             self.sent_bytes += sent
 
 
 class Handle:
-    """One request under way. `wait` drives it to the end; call it from one thread."""
+    """One launched request. `wait` runs it to the end. Use it from one thread only."""
 
     def __init__(self, link: Link, request: Request, base: int) -> None:
         self._link = link
@@ -83,14 +83,14 @@ class Handle:
         self._step(None)
 
     def future(self) -> "torch.futures.Future[Any] | None":
-        """A future of the communication in flight, where the backend has one; after it, `advance` does not block."""
+        """Future of the communication in flight, if the backend has one; once it is done, `advance` does not block."""
         if len(self._works) != 1 or not isinstance(self._op, AllReduce | AllGather):
             return None
         future: torch.futures.Future[Any] = self._works[0].get_future()
         return future
 
     def advance(self) -> bool:
-        """Wait for the communication in flight and issue the next; True when the answer is there."""
+        """Wait for the communication in flight and issue the next one; returns True when the answer is complete."""
         if not self.done:
             for work in self._works:
                 work.wait()
@@ -133,13 +133,13 @@ class Handle:
 
     def _move(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> list[dist.Work | None]:
         group, got, sent = self._link.group, self._received_from, self._sent_to
-        # Receives first: a message that arrives before its buffer is known waits in the sender's memory.
+        # Receives first: a message without a posted receive stays in the sender's memory.
         ops = [_p2p(dist.irecv, b, group, r, self._tag(r, got)) for r, b in recvs.items() if b.numel()]
         ops += [_p2p(dist.isend, b.contiguous(), group, r, self._tag(r, sent)) for r, b in sends.items() if b.numel()]
         return list(dist.batch_isend_irecv(ops)) if ops else []
 
     def _tag(self, peer: int, counter: Counter[int]) -> int:
-        """The launch's number and the message's number between these two ranks: both ends count alike."""
+        """The launch's number plus the number of this message between the two ranks; both ranks count the same."""
         counter[peer] += 1
         return self._base + counter[peer]
 
@@ -154,5 +154,5 @@ def _p2p(call: Any, buffer: Tensor, group: dist.ProcessGroup | None, peer: int, 
 
 
 def connect(exchange: str | Exchange, process_group: dist.ProcessGroup | None = None) -> Link:
-    """Link an exchange to a process group (the default one if none is given); all its ranks call this alike."""
+    """Link an exchange to a process group (default: the default group). All its ranks must call this."""
     return Link(exchange, process_group)

@@ -1,7 +1,7 @@
-"""The communications that exchanges are written with, and the place of a rank in them.
+"""Building blocks of exchanges: `AllReduce`, `AllGather`, `Move`, and the shards of a tensor.
 
-An exchange is a generator: it encodes, decodes and merges in plain code, and yields these to send and receive.
-The driver of real ranks is `link.py`; `emulate.py` runs all ranks in one process.
+An exchange is a generator. It encodes, decodes and merges shards in plain code, and yields a move to send and receive.
+`link.py` runs it on real ranks; `emulate.py` runs all ranks in one process.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -25,16 +25,16 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class AllGather:
-    """The `buffer` of every rank, in rank order; all of one size."""
+    """The `buffer` of every rank, in rank order; all of the same size."""
 
     buffer: Tensor
 
 
 @dataclass(frozen=True)
 class Move:
-    """Send a buffer to each rank in `sends` and receive one of so many bytes from each in `recvs`, all at once.
+    """Send a buffer to each rank in `sends`, and receive a buffer of the given size from each rank in `recvs`.
 
-    The answer maps each sender to its buffer.
+    All of them at once. The answer maps each sender to its buffer.
     """
 
     sends: Mapping[int, Tensor] = field(default_factory=dict)
@@ -48,7 +48,7 @@ Moves = Generator[Op, Any, Out]
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this is, of how many, and how many of them (the first) bring gradients."""
+    """Rank, world size, and how many ranks (the first ones) have gradients."""
 
     rank: int
     world: int
@@ -56,9 +56,9 @@ class Place:
 
 
 class Shard:
-    """One stretch of a merge's tensor: this rank's values, how they are written, and what they amounted to.
+    """One slice of a merge's tensor: this rank's values, their encoding, and this rank's contribution (`own`).
 
-    The five primitives: `encode`, `decode` and `merge` are here, send and receive are a `Move`.
+    It has the primitives `encode`, `decode` and `merge`; a `Move` sends and receives.
     """
 
     def __init__(self, merge: Merge, start: int, stop: int) -> None:
@@ -70,7 +70,7 @@ class Shard:
         self.nbytes = nbytes(self.layout)
 
     def encode(self, values: Tensor, *, weight: int = 1) -> Tensor:
-        """Write values for the wire. What gets lost is booked to this rank, times `weight` for a mean of so many."""
+        """Encode values to send. The loss, times `weight` for a mean of that many ranks, is subtracted from `own`."""
         payload: Payload = self.request.coder.encode(values, seed=self.request.seed)
         buffer = pack(payload)
         if self.request.coder.writes(values.dtype):
@@ -82,12 +82,12 @@ class Shard:
         return buffer
 
     def decode(self, buffer: Tensor) -> Tensor:
-        """Read values from the wire; `ValueError` if they cannot be such."""
+        """Decode a received buffer; `ValueError` if its size is wrong."""
         payload = unpack(buffer, self.layout)
         return self.request.coder.decode(payload, self.count, seed=self.request.seed)
 
     def merge(self, buffers: Mapping[int, Tensor], *, own_at: int) -> Tensor:
-        """The sum of what others sent and this rank's own values, in rank order whoever computes it."""
+        """Sum of the received buffers and this rank's own values, always in rank order."""
         total: Tensor | None = None
         for rank in sorted({*buffers, own_at}):
             part = self.values if rank == own_at else self.decode(buffers[rank])
@@ -96,28 +96,28 @@ class Shard:
         return total
 
     def finish(self, total: Tensor, workers: int) -> Tensor:
-        """The buffer that tells everybody this shard of the result."""
+        """The encoded result of this shard, to send to every rank."""
         if not self.request.mean:
             return self.encode(total)
         return self.encode(total / workers, weight=workers)
 
 
 def make_shards(merge: Merge, parts: int) -> list[Shard]:
-    """The merge's tensor cut into so many stretches, equal but for one value."""
+    """Split the merge's tensor into `parts` shards; sizes differ by at most one value."""
     count = merge.tensor.numel()
     edges = [count * i // parts for i in range(parts + 1)]
     return [Shard(merge, a, b) for a, b in pairwise(edges)]
 
 
 def result(cut: list[Shard], finals: list[Tensor]) -> Out:
-    """The answer from every shard's final buffer, decoded by everybody alike."""
+    """The answer, from the final buffer of every shard. All ranks decode the same bytes."""
     exact = all(shard.own is shard.values for shard in cut)
     own = cut[0].request.tensor if exact else _joined(cut, lambda shard, _: shard.own)
     return Out(_joined(cut, lambda shard, at: shard.decode(finals[at])), own)
 
 
 def _joined(cut: list[Shard], part: Callable[[Shard, int], Tensor]) -> Tensor:
-    """One tensor, filled shard by shard: fresh memory is dear, and what one shard took the next one uses again."""
+    """One tensor, filled shard by shard: the allocator can reuse the temporary memory of each shard."""
     whole: Tensor | None = None
     for at, shard in enumerate(cut):
         values = part(shard, at)

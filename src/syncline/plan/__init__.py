@@ -1,6 +1,6 @@
-"""The plan: which gradients travel together, with which codec and exchange, in which order; see docs/plan.md.
+"""The plan: how each gradient is grouped, compressed, exchanged and ordered; see docs/plan.md.
 
-And the planner, which finds it from measured costs; see docs/planner.md.
+And the planner, which finds a plan from measured costs; see docs/planner.md.
 """
 
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, load_costs

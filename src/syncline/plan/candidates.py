@@ -1,4 +1,4 @@
-"""The plans that are weighed: groupings of a model, a codec and an exchange for all units, sizes of parts."""
+"""Candidate plans: groupings of parameters into units, codecs, exchanges, numbers of parts, and single changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,57 +7,59 @@ from math import ceil
 
 from syncline.plan.costs import Costs
 from syncline.plan.default import default_plan
-from syncline.plan.predict import built, carriers, job
+from syncline.plan.predict import built, exchanges_to_weigh, job
 from syncline.plan.table import Plan
 from syncline.plan.unit import Part, Shape, Unit
 
 GROUPS = (0, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-"""Bytes of gradients up to which neighbours are put together."""
+"""Sizes, in bytes of gradients, up to which neighbouring modules are grouped."""
 SHARES = (1, 8, 32, 128)
-"""No part is longer than the whole step's wire divided by one of these."""
+"""No part takes longer to send than the whole step's bytes divided by one of these."""
 PART_BYTES = 1 << 18
-"""Smaller parts are not made: each costs a latency."""
+"""Parts are not made smaller than this, because each costs a latency."""
 MOST_REGROUPED = 8
 """How many of the largest units are split, and how many of the smallest neighbours are joined."""
 
 
 def groupings(shapes: Sequence[Shape]) -> list[tuple[Unit, ...]]:
-    """Units without codecs, finest first; what turns out alike is there once."""
+    """Different groupings as units without codecs, finest first, without duplicates."""
     made = [default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS]
     return list(dict.fromkeys(made))
 
 
 def plans(units: Sequence[Unit], shapes: Mapping[str, Shape], costs: Costs, codec: str) -> Iterator[Plan]:
-    """These units with one codec for all: each exchange worth weighing, and several sizes of parts."""
-    for carrier in carriers(codec, costs.world):
+    """Plans of these units with one codec for all: each exchange worth weighing, and several sizes of parts."""
+    for carrier in exchanges_to_weigh(codec, costs.world):
         whole = [replace(unit, codec=codec, exchange=carrier, partitions=1) for unit in units]
-        wire = [wire_of(unit, shapes, costs) for unit in whole]
+        wire = [wire_seconds(unit, shapes, costs) for unit in whole]
         seen: set[tuple[int, ...]] = set()
         for share in SHARES:
             most = max(sum(wire) / share, PART_BYTES / costs.link.bytes_per_s)
-            counts = tuple(cut(u, shapes, ceil(w / most) if most else 1) for u, w in zip(whole, wire, strict=True))
+            counts = tuple(
+                part_count(u, shapes, ceil(w / most) if most else 1) for u, w in zip(whole, wire, strict=True)
+            )
             if counts not in seen:
                 seen.add(counts)
                 parted = tuple(replace(unit, partitions=n) for unit, n in zip(whole, counts, strict=True))
                 yield Plan(parted, tuple((u.name, part) for u in reversed(parted) for part in range(u.partitions)))
 
 
-def wire_of(unit: Unit, shapes: Mapping[str, Shape], costs: Costs) -> float:
-    """Seconds for which all parts of a unit fill the wire."""
+def wire_seconds(unit: Unit, shapes: Mapping[str, Shape], costs: Costs) -> float:
+    """Seconds that all parts of a unit take on the network."""
     return unit.partitions * sum(one.wire for one in job(unit, shapes, costs).rounds)
 
 
-def cut(unit: Unit, shapes: Mapping[str, Shape], parts: int) -> int:
-    """So many parts, or what the unit allows: a factorisation needs whole matrices."""
+def part_count(unit: Unit, shapes: Mapping[str, Shape], parts: int) -> int:
+    """`parts`, or as many as the unit allows: a factorisation needs whole matrices."""
     if built(unit.codec).view == "matrix":
         return 1
     return max(1, min(parts, sum(shapes[name].values for name in unit.parameters)))
 
 
-def exchanged(plan: Plan, units: Mapping[str, Unit]) -> Plan:
-    """The plan with these units in place of those of their names; launches stay where they are.
+def with_units(plan: Plan, units: Mapping[str, Unit]) -> Plan:
+    """The plan with the units of these names replaced; launches keep their positions.
 
-    A unit of fewer parts keeps its first places; one of more has the new parts behind its last.
+    A unit with fewer parts keeps its first positions; one with more parts adds the new ones after its last.
     """
     table = tuple(units.get(unit.name, unit) for unit in plan.units)
     parts = {unit.name: unit.partitions for unit in table}
@@ -73,8 +75,8 @@ def exchanged(plan: Plan, units: Mapping[str, Unit]) -> Plan:
     return Plan(table, tuple(order), plan.about)
 
 
-def renumbered(order: Sequence[Part]) -> tuple[Part, ...]:
-    """The same with the parts of a unit in their order: they are alike, and a table reads better so."""
+def renumber_parts(order: Sequence[Part]) -> tuple[Part, ...]:
+    """The order with the parts of each unit numbered in sequence: parts are equal, and the table is easier to read."""
     count: dict[str, int] = {}
     out = []
     for name, _ in order:
@@ -83,8 +85,8 @@ def renumbered(order: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(out)
 
 
-def regrouped(plan: Plan, shapes: Mapping[str, Shape]) -> Iterator[Plan]:
-    """The plan with one unit more or less. A module's parameters stay together."""
+def regroupings(plan: Plan, shapes: Mapping[str, Shape]) -> Iterator[Plan]:
+    """Plans with one unit more or less: one split, or two neighbours joined. A module's parameters stay together."""
     values = [sum(shapes[name].values for name in unit.parameters) for unit in plan.units]
     for at in sorted(range(len(values)), key=lambda at: -values[at])[:MOST_REGROUPED]:
         if halves := _split(plan.units[at], shapes):
@@ -96,7 +98,7 @@ def regrouped(plan: Plan, shapes: Mapping[str, Shape]) -> Iterator[Plan]:
 
 
 def _split(unit: Unit, shapes: Mapping[str, Shape]) -> tuple[Unit, ...]:
-    """Two units of about equal size; none from a single module."""
+    """Split a unit into two of about equal size; empty if it is a single module."""
     modules = [list(names) for _, names in groupby(unit.parameters, key=_module)]
     if len(modules) < 2:
         return ()
@@ -113,7 +115,7 @@ def _split(unit: Unit, shapes: Mapping[str, Shape]) -> tuple[Unit, ...]:
 
 
 def _joined(first: Unit, second: Unit, shapes: Mapping[str, Shape]) -> Unit | None:
-    """One unit of two, if they are sent alike."""
+    """Join two units, if they have the same codec, exchange and dtype."""
     kinds = {(u.codec, u.exchange, shapes[u.parameters[0]].dtype) for u in (first, second)}
     if len(kinds) > 1:
         return None
@@ -123,14 +125,14 @@ def _joined(first: Unit, second: Unit, shapes: Mapping[str, Shape]) -> Unit | No
 
 
 def _with(plan: Plan, old: set[str], new: Sequence[Unit]) -> Iterator[Plan]:
-    """New units in place of old ones, the later of them launched first; nothing where a name is taken."""
+    """The plan with old units replaced by new ones, the later launched first; nothing if a name is already used."""
     kept = [unit for unit in plan.units if unit.name not in old]
     if len({unit.name for unit in (*kept, *new)}) < len(kept) + len(new):
         return
     at = next(n for n, unit in enumerate(plan.units) if unit.name in old)
     places = [n for n, (name, _) in enumerate(plan.order) if name in old]
     launches = [unit.name for unit in reversed(new) for _ in range(unit.partitions)]
-    # Fewer launches than places: the first places go, for what was ready there may not be now.
+    # With fewer launches than places, drop the first places: the joined unit may not be ready there.
     used = dict(zip(places[-len(launches) :], launches, strict=False))
     order: list[Part] = []
     for n, (name, part) in enumerate(plan.order):
@@ -140,7 +142,7 @@ def _with(plan: Plan, old: set[str], new: Sequence[Unit]) -> Iterator[Plan]:
             order.append((used[n], 0))
         if n == places[-1]:
             order += [(name, 0) for name in launches[len(used) :]]
-    yield Plan((*kept[:at], *new, *kept[at:]), renumbered(order), plan.about)
+    yield Plan((*kept[:at], *new, *kept[at:]), renumber_parts(order), plan.about)
 
 
 def _module(name: str) -> str:

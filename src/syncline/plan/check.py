@@ -1,4 +1,4 @@
-"""What a plan must be, each rule with a sentence that says how to mend it: of itself, and for a model."""
+"""Checks of a plan, by itself and against a model. Each error says how to fix it."""
 
 import difflib
 from collections import Counter
@@ -16,7 +16,7 @@ def table(units: Sequence[Unit], order: Sequence[Part]) -> None:
     """Raise unless unit names are unique and the order launches every part of every unit exactly once."""
     by_name = {unit.name: unit for unit in units}
     if len(by_name) < len(units):
-        raise UsageError(f"two units are called '{_repeated(u.name for u in units)}': give each a name of its own")
+        raise UsageError(f"two units are called '{_repeated(u.name for u in units)}': give each a different name")
     for unit in units:
         if unit.partitions < 1:
             raise UsageError(f"unit '{unit.name}' has partitions = {unit.partitions}: use 1 or more")
@@ -24,7 +24,7 @@ def table(units: Sequence[Unit], order: Sequence[Part]) -> None:
         if name not in by_name:
             near = difflib.get_close_matches(name, by_name, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "name one of its units"
-            raise UsageError(f"the order launches '{name}', which is no unit of the plan: {hint}")
+            raise UsageError(f"the order launches '{name}', which is not a unit of the plan: {hint}")
         if not 0 <= part < (parts := by_name[name].partitions):
             last = by_name[name].label(parts - 1)
             raise UsageError(f"the order launches '{name}[{part}]': the last part of that unit is '{last}'")
@@ -34,11 +34,11 @@ def table(units: Sequence[Unit], order: Sequence[Part]) -> None:
         raise UsageError(f"the order launches '{by_name[name].label(part)}' twice: keep one of the two")
     missing = [u.label(i) for u in units for i in range(u.partitions) if (u.name, i) not in launched]
     if missing:
-        raise UsageError(f"the order does not launch {_first(missing)}: add each part where it shall be sent")
+        raise UsageError(f"the order does not launch {_first(missing)}: add each part where it should be sent")
 
 
 def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None:
-    """Raise unless the units hold each of these parameters once, and can be sent by `world` ranks as they say."""
+    """Raise unless the units hold each parameter exactly once, and their codecs and exchanges work on `world` ranks."""
     parameters = trainable(shapes)
     owner: dict[str, str] = {}
     for unit in units:
@@ -58,7 +58,7 @@ def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None
     seen: set[tuple[str, str]] = set()
     for unit in units:
         _values(unit, [parameters[name] for name in unit.parameters])
-        # Trying a codec out takes milliseconds, and most units have the same one.
+        # Building a codec takes milliseconds, and most units have the same one.
         if (unit.codec, unit.exchange) not in seen:
             _carried(unit, world)
             seen.add((unit.codec, unit.exchange))
@@ -67,7 +67,7 @@ def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None
 
 
 def trainable(shapes: Sequence[Shape]) -> dict[str, Shape]:
-    """The parameters by name; raise if there are none, one is given twice, or one has no gradient to average."""
+    """The parameters by name; raise if there are none, one is given twice, or one is not floating point."""
     if not shapes:
         raise UsageError("nothing to train: the model has no parameter with requires_grad=True")
     by_name = {shape.name: shape for shape in shapes}
@@ -112,7 +112,7 @@ def _carried(unit: Unit, world: int) -> None:
 def _all_train(carrier: exchange.Exchange, world: int) -> bool:
     try:
         return carrier.workers(world) == world
-    except UsageError:  # it has dedicated ranks, and more of them than this world could spare
+    except UsageError:  # more dedicated ranks than this world has
         return False
 
 

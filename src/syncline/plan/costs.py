@@ -1,4 +1,6 @@
-"""Cost curves: what was measured of a job, as plain numbers that a file can hold. Seconds and bytes throughout."""
+"""Costs of a training job as measured: compute, link, codecs, updates and host, in seconds and bytes.
+
+`Costs` is plain data that `costs.json` holds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ class Curve:
     each: float = 0.0
 
     def __call__(self, values: float) -> float:
-        """Seconds for so many values; nothing for none."""
+        """Seconds for this many values; 0 for none."""
         return self.fixed + self.each * values if values else 0.0
 
     @staticmethod
@@ -42,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Seconds of codec work for a gradient of so many values: before the wire, between rounds in all, after.
+    """Seconds of codec work by number of values: encode, all work between rounds, decode.
 
     Measured over the codec's default exchange; over an all-gather, `decode` holds the payloads of all ranks.
     """
@@ -51,12 +53,12 @@ class CodecCost:
     between: Curve = field(default_factory=Curve)
     decode: Curve = field(default_factory=Curve)
     issue: float = field(default=0.0, kw_only=True)
-    """Seconds in which the host gives all of it to a GPU, whatever the size."""
+    """Host seconds to issue all of it to a GPU, for any size."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of the thread that feeds a GPU; nothing where the compute is the thread's own."""
+    """Host seconds of the thread that issues work to a GPU; all 0 on a CPU."""
 
     passes: float = 0.0
     """A step without exchanges and updates."""
@@ -68,17 +70,17 @@ class Host:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """A rank's link as one collective at a time sees it."""
+    """Measured latency and bandwidth of a rank's link, for one collective at a time."""
 
     latency: float
-    """Seconds that a collective takes beside its bytes."""
+    """Seconds that a collective takes in addition to the time of its bytes."""
     bytes_per_s: float
     """Bytes that a rank sends in a second while it receives as many."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a plan's step time follows from, measured on the job itself."""
+    """Everything that a plan's step time is predicted from, measured on the job itself."""
 
     world: int
     forward: float
@@ -95,11 +97,11 @@ class Costs:
     tail: float = 0.0
     lanes: int = 4
     contention: float = 0.0
-    """What a second of codec work takes from compute that runs beside it."""
+    """Seconds of other compute that one second of concurrent codec work costs."""
     drag: float = 0.0
-    """What a second in which the wire is busy takes from compute."""
+    """Seconds of compute that one second of network traffic costs."""
     carried: Mapping[str, CodecCost] = field(default_factory=dict)
-    """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; goes before `codecs`."""
+    """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; preferred to `codecs`."""
     host: Host = field(default_factory=Host)
 
     def __post_init__(self) -> None:
@@ -130,7 +132,7 @@ def load_costs(path: Path) -> Costs:
     try:
         table: Any = json.loads(Path(path).read_text())
         if table.pop("version", None) != VERSION:
-            raise UsageError(f"{path} holds no cost curves of version {VERSION}: measure again with syncline plan")
+            raise UsageError(f"{path} does not hold costs of version {VERSION}: measure again with syncline plan")
         table["link"] = LinkCost(**table["link"])
         table["update"] = Curve(**table["update"])
         table["host"] = Host(**table.get("host", {}))
@@ -142,7 +144,7 @@ def load_costs(path: Path) -> Costs:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{path} holds no cost curves: {error}") from None
+        raise UsageError(f"{path} does not hold costs: {error}") from None
 
 
 def _codec(stages: Mapping[str, Any]) -> CodecCost:

@@ -1,4 +1,4 @@
-"""The plan without measurements: what travels together, what is cut, and a guess of the best order."""
+"""The default plan, without measurements: grouping of parameters, number of parts, and an estimated launch order."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from syncline.plan.launch_order import greedy_order
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 
-# A message costs a latency of its own whatever its size, and 1 MiB is 9 ms on a 1 Gbit/s link: next to that a fraction
-# of a millisecond does not count. Larger groups would make the first layers, needed first, wait for deeper ones.
+# Each message costs a latency, a fraction of a millisecond; 1 MiB takes 9 ms on a 1 Gbit/s link, so latency hardly
+# counts from this size on. Larger groups would make the first layers, which are needed first, wait for deeper ones.
 GROUP_BYTES = 1 << 20
 
-# A part on the wire cannot be stopped: 4 MiB, 35 ms at 1 Gbit/s, is the longest that an urgent unit waits behind one.
+# A part that is being sent cannot be interrupted: an urgent unit waits at most for 4 MiB, 35 ms at 1 Gbit/s.
 PART_BYTES = 4 << 20
 
-# What is left between two large layers (a BatchNorm, a LayerNorm) is not worth a launch of its own below this share
-# of a group. It joins the layer before it: its gradient is ready earlier, and that layer's parameters needed earlier.
-_CRUMB = 16
+# A small module between two large layers (a BatchNorm, a LayerNorm) gets no launch of its own if it is smaller than
+# 1 / 16 of a group. It joins the layer before it: that layer's gradient is ready later, its parameters needed earlier.
+_SMALL_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def default_plan(
 ) -> Plan:
     """A plan for parameters in forward order: one codec and exchange for all, small modules grouped, large units cut.
 
-    The order is `greedy_order` on a guess: the backward pass takes as long as the wire, and every unit an equal share
-    of it. The planner replaces the guess with measurements.
+    The order is `greedy_order` on an estimate: the backward pass takes as long as the exchange, and every unit takes
+    an equal share of it. The planner replaces the estimate with measurements.
     """
     check.trainable(shapes)
     if group_bytes < 0 or part_bytes < 1:
@@ -81,7 +81,7 @@ def _carrier(codec: codecs.Codec, name: str | None) -> str:
 
 
 def _modules(shapes: Sequence[Shape]) -> list[_Group]:
-    """One group a module, for a weight and its bias belong together: one late bias holds the whole forward up."""
+    """One group per module. A weight and its bias belong together: the forward pass needs both."""
     modules: dict[tuple[str, torch.dtype], list[Shape]] = {}
     for shape in shapes:
         modules.setdefault((shape.name.rpartition(".")[0], shape.dtype), []).append(shape)
@@ -92,7 +92,7 @@ def _modules(shapes: Sequence[Shape]) -> list[_Group]:
 
 
 def _grouped(modules: Sequence[_Group], size: int) -> list[_Group]:
-    """Small neighbours together until a group has `size` bytes; large ones stay as they are but for crumbs."""
+    """Join small neighbours until a group has `size` bytes; very small groups join the group before them."""
     groups: list[_Group] = []
     is_open = False
     for module in modules:
@@ -103,7 +103,7 @@ def _grouped(modules: Sequence[_Group], size: int) -> list[_Group]:
         is_open = groups[-1].nbytes < size
     whole = groups[:1]
     for group in groups[1:]:
-        if group.nbytes * _CRUMB < size and group.dtype == whole[-1].dtype:
+        if group.nbytes * _SMALL_SHARE < size and group.dtype == whole[-1].dtype:
             whole[-1] += group
         else:
             whole.append(group)
@@ -137,7 +137,7 @@ def _ordered(units: Sequence[Unit], wire: Sequence[float]) -> tuple[tuple[str, i
 
 
 def _unique(names: Iterable[str]) -> list[str]:
-    """A module of two dtypes makes two units, and a parameter may be called as a module is."""
+    """Make names unique: a module of two dtypes becomes two units, and a parameter may have a module's name."""
     wanted = list(names)
     taken: list[str] = []
     for name in wanted:

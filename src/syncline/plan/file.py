@@ -1,4 +1,4 @@
-"""The plan's file: TOML that a person can read, edit and diff. `load(save(plan))` is the same plan."""
+"""Read and write plan files: TOML that people can read, edit and diff. `load` returns the plan that `save` wrote."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from syncline.plan.table import Plan
 from syncline.plan.unit import Fact, Part, Unit
 
 VERSION = 1
-"""Of the file; this code writes and reads this one alone."""
+"""Version of the file format; only this version is read and written."""
 
 _HEADER = """\
 # A Syncline plan: what is done to each gradient. Edit it, and run with it; mistakes are named when it is read.
@@ -33,7 +33,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan, in one move: a reader sees the old file or the new one. What `load` would refuse is an error."""
+    """Write a plan atomically. A plan that `load` would reject raises `UsageError`."""
     try:
         write_text(text_of(plan), path)
     except OSError as error:
@@ -41,7 +41,7 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def text_of(plan: Plan) -> str:
-    """The plan as its file has it."""
+    """The text of the plan file."""
     check.table(plan.units, plan.order)
     names = {unit.name: unit for unit in plan.units}
     lines = [_HEADER, f"version = {VERSION}\n", "order = ["]
@@ -58,7 +58,7 @@ def text_of(plan: Plan) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan; a `UsageError` names the file and the first thing that is wrong in it."""
+    """Read a plan; a `UsageError` names the file and its first mistake."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 
 def parse(text: str, *, of: str = "the plan") -> Plan:
-    """The plan of a file's text; `of` names it in errors."""
+    """Parse the text of a plan file; `of` names the plan in errors."""
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ def _typed(table: Mapping[str, Any], kinds: Mapping[str, type], where: str, *, n
             raise UsageError(f"{where}: {key} takes {_WORDS[kinds[key]]}, not {value!r}")
     for key in needed:
         if key not in table:
-            raise UsageError(f"{where}: there is no '{key}': add it")
+            raise UsageError(f"{where}: '{key}' is missing: add it")
 
 
 def _texts(items: Sequence[Any], where: str) -> Sequence[str]:
@@ -130,16 +130,18 @@ def _texts(items: Sequence[Any], where: str) -> Sequence[str]:
 
 
 def _part(text: str, units: Mapping[str, Unit]) -> Part:
-    """A line of the order. `name[3]` is a part of `name` where there is such a unit, else a unit of that very name."""
+    """Parse a line of the order. `name[3]` is part 3 of `name` if that unit exists, else a unit called `name[3]`."""
     if (match := _PART.fullmatch(text)) and (match[1] in units or text not in units):
         return match[1], int(match[2])
     if text in units and units[text].partitions > 1:
-        raise UsageError(f"the order launches '{text}', which has parts: write '{text}[0]', '{text}[1]' and so on")
+        raise UsageError(
+            f"the order launches '{text}', which has several parts: write '{text}[0]', '{text}[1]' and so on"
+        )
     return text, 0
 
 
 def _spell(unit: Unit, part: int, units: Collection[str]) -> str:
-    """What `_part` reads as this part: the index is written out too where the bare name looks like another's part."""
+    """The line that `_part` reads as this part; it has an index if the bare name looks like a part of another unit."""
     match = _PART.fullmatch(unit.name)
     return f"{unit.name}[{part}]" if match and match[1] in units else unit.label(part)
 
@@ -159,7 +161,7 @@ def _fact(key: str, value: Fact) -> str:
 
 
 def _text(text: str) -> str:
-    """A TOML string: what does not print is escaped, so that an editor shows all there is."""
+    """A TOML string; characters that do not print are escaped, so that an editor shows all of them."""
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise UsageError(f"{text!r} is not valid Unicode, which a plan's file needs: rename it")
     return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'

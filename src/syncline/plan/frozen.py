@@ -1,4 +1,4 @@
-"""Plans while some parameters are frozen: made for those that train, and whole again for the day they are set free."""
+"""Plans for models with frozen parameters: restrict a plan to the trained parameters, and extend it to all of them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from syncline.plan.unit import Shape, Unit
 
 
 def trained(plan: Plan, shapes: Sequence[Shape]) -> Plan:
-    """The plan as it runs while only these parameters train: others, and units of others alone, are left out."""
+    """The plan restricted to these parameters; units without any of them are removed."""
     values = {shape.name: shape.values for shape in shapes}
     units = []
     for unit in plan.units:
@@ -23,13 +23,13 @@ def trained(plan: Plan, shapes: Sequence[Shape]) -> Plan:
 
 
 def ordered_as(plan: Plan, part: Plan) -> Plan:
-    """A whole plan whose launches go in the order of a plan of some of them; the others behind."""
+    """The plan with the launches of a restricted plan first, in its order, and all other launches behind."""
     first = set(part.order)
     return replace(plan, order=part.order + tuple(one for one in plan.order if one not in first), about=part.about)
 
 
 def whole(plan: Plan, shapes: Sequence[Shape], *, codec: str = "none", exchange: str | None = None) -> Plan:
-    """A plan of some parameters with the others of a model behind them, in units of their own with this codec."""
+    """Extend a plan to the whole model: the other parameters get units with this codec, launched last."""
     known = {name for unit in plan.units for name in unit.parameters}
     rest = [shape for shape in shapes if shape.name not in known]
     if not rest:
@@ -45,7 +45,7 @@ def whole(plan: Plan, shapes: Sequence[Shape], *, codec: str = "none", exchange:
 
 
 def _names(units: Sequence[Unit], taken: Collection[str]) -> dict[str, str]:
-    """Names for units beside others: a module may be frozen in part."""
+    """Unique names beside the ones already used: a module may be partly frozen."""
     used, found = set(taken), {}
     for unit in units:
         free = (f"{unit.name}#{number}" for number in count(2))

@@ -1,8 +1,9 @@
-"""The launch order: starts that are known to be good, then moves that the simulator approves of.
+"""Search for the best launch order: greedy list scheduling, then local search with the simulator.
 
-One wire, gradients that become ready at some time and are due at some time: on a single machine that is the problem of
-least maximal lateness with release dates. So the first tool is Carlier's: order greedily, find what the training thread
-waited for, hold back what got in its way, and order again. Then single moves, those first that concern a wait.
+One network link, gradients with a release time and a due time: this is single-machine scheduling with release dates
+and minimal maximal lateness. So the search starts like Carlier's algorithm: order greedily, find the part that the
+training thread waited for, delay a part that went before it, and order again. Then it tries single moves, beginning
+with the parts that were waited for.
 """
 
 import heapq
@@ -15,11 +16,11 @@ from itertools import combinations, groupby
 from syncline.sim import Outcome, Scenario, Transfer, simulate
 
 ENOUGH = 1e-3
-"""An order is good enough when its step is within this share of the bound."""
+"""The search stops when the step is within this share of the bound."""
 SLACK = 0.01
-"""An order may be slower by this share if it suffers less when measurements are a little off."""
-OFF = 1.1
-"""By what factor they may be off."""
+"""An order may be slower by this share if it is less sensitive to measurement errors."""
+MEASUREMENT_ERROR = 1.1
+"""Assumed factor by which measurements may be wrong."""
 _LEAST = 1e-6
 _HELD = 24
 _STARTS = 6
@@ -27,11 +28,11 @@ _STEADY = 32
 
 
 def greedy_order(ready: Sequence[float], wire: Sequence[float], need: Sequence[int]) -> list[int]:
-    """The order in which a wire that sends one part at a time, without preemption, takes the parts.
+    """Greedy order of parts on a network that sends one part at a time, without preemption.
 
-    Part i can be sent from time `ready[i]` on, takes the wire for `wire[i]`, and is needed the earlier the lower
-    `need[i]` is. Whenever the wire is free it takes the ready part with the lowest need; with none ready it waits
-    for the next. Ties go to the lower index.
+    Part i can be sent from time `ready[i]` on and takes `wire[i]`. A lower `need[i]` means that it is needed earlier.
+    Whenever the network is free it takes the ready part with the lowest need; with none ready it waits for the next.
+    Ties go to the lower index.
 
     >>> greedy_order(ready=[2, 1, 0, 0, 0], wire=[1, 1, 1, 1, 1], need=[0, 1, 2, 2, 2])
     [2, 1, 0, 3, 4]
@@ -54,14 +55,15 @@ def greedy_order(ready: Sequence[float], wire: Sequence[float], need: Sequence[i
 
 
 def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[list[int], float]:
-    """The best order of the scenario's jobs that is found, and its step.
+    """The best order of the scenario's jobs that the search finds, and its step.
 
-    `launches`: how many jobs may be simulated in all. Work is counted and not timed, so all ranks come to one order.
-    `steady`: of orders that are about as good, the one that is best on a slower wire and with slower compute, too.
+    `launches`: how many jobs may be simulated in total. Work is counted and not timed, so all ranks find the same
+    order. `steady`: among orders that are about equal, take the one that is also good on a slower network and with
+    slower compute.
     """
     if not base.jobs:
         return [], simulate(base).step
-    # No order helps a host, and where it is the bound the best one is still the best.
+    # The order does not change the host time, so search without it.
     host, base = base.host, base.with_(host=0.0)
     trials = _Trials(base, launches)
     begun = sorted((trials(order).step, n, order) for n, order in enumerate(_starts(trials)))
@@ -76,7 +78,7 @@ def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[lis
             best, best_step = order, step
     rng = random.Random(0)
     while trials.left > 0 and not trials.enough(best_step):
-        trial = _shaken(best, base, rng)
+        trial = _shuffled(best, base, rng)
         order, step = _descend(trials, trial, trials(trial).step)
         if step < best_step * (1 - _LEAST):
             best, best_step = order, step
@@ -86,18 +88,18 @@ def arrange(base: Scenario, *, launches: int, steady: bool = False) -> tuple[lis
 
 
 def _steadiest(trials: "_Trials", best: float) -> tuple[list[int], float]:
-    """A best order may lean on a coincidence of times that no real step has."""
+    """The least sensitive of the best orders: the very best may depend on times that no real step has exactly."""
     good = sorted(
-        (told.step, n, order) for n, (told, order) in enumerate(trials.seen()) if told.step <= best * (1 + SLACK)
+        (seen.step, n, order) for n, (seen, order) in enumerate(trials.seen()) if seen.step <= best * (1 + SLACK)
     )
-    other = [_slower(trials.base, wire=OFF), _slower(trials.base, compute=OFF)]
+    other = [_slower(trials.base, wire=MEASUREMENT_ERROR), _slower(trials.base, compute=MEASUREMENT_ERROR)]
     if trials.base.drag:
-        other.append(trials.base.with_(drag=0.0))  # it is the measurement that a busy machine spoils most
+        other.append(trials.base.with_(drag=0.0))  # drag is the least reliable measurement on a busy machine
 
-    def felt(entry: tuple[float, int, list[int]]) -> tuple[float, float]:
+    def step_with_errors(entry: tuple[float, int, list[int]]) -> tuple[float, float]:
         return entry[0] + sum(simulate(one.ordered(entry[2])).step for one in other), entry[0]
 
-    step, _, order = min(good[:_STEADY], key=felt)
+    step, _, order = min(good[:_STEADY], key=step_with_errors)
     return order, step
 
 
@@ -108,13 +110,13 @@ def _slower(base: Scenario, *, wire: float = 1.0, compute: float = 1.0) -> Scena
     )
 
 
-def greedily(base: Scenario) -> list[int]:
-    """Of what is ready, first what is needed first."""
-    return greedy_order(ready_times(base), _wire(base), need_of(base))
+def greedy_launch_order(base: Scenario) -> list[int]:
+    """Greedy order of a scenario's jobs: of the ready jobs, first the one that is needed first."""
+    return greedy_order(ready_times(base), _wire(base), first_needs(base))
 
 
 def ready_times(base: Scenario) -> list[float]:
-    """When each job could be on the wire, from the start of the backward pass."""
+    """When each job could be sent, from the start of the backward pass."""
     ends, now = [0.0] * len(base.layers), 0.0
     for at in range(len(base.layers) - 1, -1, -1):
         now += base.layers[at].backward
@@ -122,8 +124,8 @@ def ready_times(base: Scenario) -> list[float]:
     return [ends[job.ready] + job.encode for job in base.jobs]
 
 
-def need_of(base: Scenario) -> list[int]:
-    """The layer before which the training thread waits for each job's unit."""
+def first_needs(base: Scenario) -> list[int]:
+    """For each job, the layer whose forward waits for its unit."""
     first = {unit: at for at, layer in enumerate(base.layers) for unit in layer.needs}
     return [first.get(job.unit, len(base.layers)) for job in base.jobs]
 
@@ -133,12 +135,12 @@ def _wire(base: Scenario) -> list[float]:
 
 
 class _Trials:
-    """Simulations of one scenario in other orders, each made once, until the allowance is spent."""
+    """Simulations of one scenario in different orders, each done once, until the budget is spent."""
 
     def __init__(self, base: Scenario, launches: int) -> None:
         self.base, self.left = base, launches
-        self.ready, self.wire, self.need = ready_times(base), _wire(base), need_of(base)
-        # Parts of a unit are alike: orders that differ in them alone are one.
+        self.ready, self.wire, self.need = ready_times(base), _wire(base), first_needs(base)
+        # Parts of a unit are equal: orders that only swap them count as one.
         first: dict[object, int] = {}
         self._kind = [first.setdefault(job, at) for at, job in enumerate(base.jobs)]
         self._seen: dict[tuple[int, ...], tuple[Outcome, list[int]]] = {}
@@ -187,7 +189,7 @@ def _by_need(order: Sequence[int], need: Sequence[int]) -> list[int]:
 
 
 def _carlier(trials: _Trials) -> Iterator[list[int]]:
-    """Greedy orders, each holding back until later what got in the way in the one before."""
+    """Greedy orders; each delays a part that made the training thread wait in the previous order."""
     ready, need = list(trials.ready), trials.need
     for _ in range(_HELD):
         order = greedy_order(ready, trials.wire, need)
@@ -195,7 +197,7 @@ def _carlier(trials: _Trials) -> Iterator[list[int]]:
         outcome = trials(order)
         if not outcome.waits or trials.enough(outcome.step) or trials.left <= 0:
             return
-        # The last wait is the one up to which all lateness has added up.
+        # All lateness has added up in the last wait.
         place = _last_place(order, trials.base, outcome.waits[-1].unit)
         if place is None:
             return
@@ -212,14 +214,14 @@ def _last_place(order: Sequence[int], base: Scenario, unit: int) -> int | None:
 
 
 def _descend(trials: _Trials, order: list[int], step: float) -> tuple[list[int], float]:
-    """Take the first move that helps, and look again, until none does or the allowance is spent."""
+    """Take the first move that helps and repeat, until none helps or the budget is spent."""
     found = True
     while found and trials.left > 0 and not trials.enough(step):
         found = False
         for trial in _moves(trials, order):
-            told = trials(trial).step
-            if told < step * (1 - _LEAST):
-                order, step, found = trial, told, True
+            predicted = trials(trial).step
+            if predicted < step * (1 - _LEAST):
+                order, step, found = trial, predicted, True
                 break
             if trials.left <= 0:
                 break
@@ -227,7 +229,7 @@ def _descend(trials: _Trials, order: list[int], step: float) -> tuple[list[int],
 
 
 def _moves(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
-    yield from _for_waits(trials, order)
+    yield from _moves_for_waits(trials, order)
     blocks = _blocks(order, trials.base)
     sizes = [sum(trials.wire[i] for i in block) for block in blocks]
     by_size = sorted(range(len(blocks)), key=lambda b: -sizes[b])
@@ -244,8 +246,8 @@ def _moves(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
         yield _flat(swapped)
 
 
-def _for_waits(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
-    """What was waited for goes earlier, or what went before it and is needed later goes after it."""
+def _moves_for_waits(trials: _Trials, order: list[int]) -> Iterator[list[int]]:
+    """Move a part that was waited for earlier, or move parts that are needed later behind it."""
     need, wire = trials.need, trials.wire
     for wait in sorted(trials(order).waits, key=lambda w: -w.seconds)[:3]:
         place = _last_place(order, trials.base, wait.unit)
@@ -277,14 +279,14 @@ def _flat(blocks: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most so many of range(count), evenly, the ends among them."""
+    """At most `most` numbers of range(count), evenly spaced, including both ends."""
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
 
 
-def _shaken(order: Sequence[int], base: Scenario, rng: random.Random) -> list[int]:
-    """Three blocks somewhere else."""
+def _shuffled(order: Sequence[int], base: Scenario, rng: random.Random) -> list[int]:
+    """The order with three blocks moved to random places."""
     blocks = _blocks(order, base)
     for _ in range(3):
         block = blocks.pop(rng.randrange(len(blocks)))

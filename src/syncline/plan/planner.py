@@ -1,18 +1,18 @@
-"""The planner: of many plans, the one whose simulated step is shortest. It may well answer: do not compress.
+"""The planner: search for the plan with the shortest simulated step. The answer may be: do not compress.
 
-For every codec that is allowed it weighs groupings, parts and exchanges, and searches for the best launch order of
-those that look best; then it tries other codecs unit by unit. All work is counted, none is timed: the same costs give
-the same plan on every rank. See docs/planner.md.
+For every allowed codec it compares groupings, numbers of parts and exchanges, and searches for the best launch order of
+the best ones. Then it tries other codecs unit by unit. The search is limited by counted work, not by time, so the same
+costs give the same plan on every rank. See docs/planner.md.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from syncline.errors import UsageError
-from syncline.plan.candidates import cut, exchanged, groupings, plans, regrouped, renumbered, wire_of
+from syncline.plan.candidates import groupings, part_count, plans, regroupings, renumber_parts, wire_seconds, with_units
 from syncline.plan.costs import Costs
-from syncline.plan.launch_order import SLACK, arrange, greedily
-from syncline.plan.per_unit_codecs import mixed, ruled, secopa
+from syncline.plan.launch_order import SLACK, arrange, greedy_launch_order
+from syncline.plan.per_unit_codecs import fastest_alone, mix_codecs, secopa
 from syncline.plan.predict import built, predict, scenario
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
@@ -21,24 +21,24 @@ from syncline.sim import Outcome, simulate
 __all__ = ["ALWAYS", "WORTH", "Choice", "Weighed", "reorder", "search", "secopa"]
 
 ALWAYS = ("none", "bf16")
-"""Candidates that are always weighed."""
+"""Codecs that are always candidates."""
 WORTH = 0.03
-"""A lossier choice must be predicted to be faster by more than this share."""
+"""A codec that loses more must be predicted to be faster by more than this share."""
 ANY = 1e-3
-"""By less than this share nothing is faster."""
+"""Smaller differences in step time are ignored."""
 QUICK, LONG = 6_000, 40_000
-"""Launches that may be simulated to order a plan: one of many, and the one that is chosen."""
+"""Simulated launches to order a plan: for one candidate of many, and for the chosen plan."""
 LOOKED = 3
-"""Of a codec's plans, so many are ordered with care."""
+"""How many plans of a codec get a search for the best order."""
 REGROUPED = 6
-"""So many times units are joined or split."""
+"""How many times units may be joined or split."""
 FAR = 1.3
-"""A codec whose best plan in greedy order takes so many times the least of all will not be chosen."""
+"""A codec whose best plan in greedy order is slower than the best of all by this factor is not searched further."""
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A plan that was looked at, with its predicted step."""
+    """A candidate plan with its predicted step."""
 
     name: str
     plan: Plan
@@ -47,7 +47,7 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Choice:
-    """The planner's answer: the plan, what it predicts, and why."""
+    """The planner's answer: the plan, its predicted step, the alternatives, and the reason."""
 
     plan: Plan
     step: float
@@ -74,7 +74,7 @@ def search(
     if not names:
         raise UsageError("no codec to weigh: name one in allowed, or leave always as it is")
     units = groupings(shapes)
-    looked = {name: _looked(units, shapes, costs, name) for name in names}
+    looked = {name: _candidates(units, shapes, costs, name) for name in names}
     least = min(found[0][0] for found in looked.values())
     best = [_best_of(found, shapes, costs, name, far=found[0][0] > FAR * least) for name, found in looked.items()]
     chosen = best[0]
@@ -83,7 +83,7 @@ def search(
             chosen = candidate
     weighed = {entry.name: entry for entry in best}
     if mix and len(names) > 1:
-        # With nothing lossier than what is chosen, then with everything.
+        # First without codecs that lose more than the chosen one, then with all.
         for limit in sorted({names.index(chosen.name) + 1, len(names)} - {1}):
             found = _mixture(chosen, shapes, costs, names[:limit])
             if found.name not in weighed or found.step < weighed[found.name].step:
@@ -91,7 +91,7 @@ def search(
             worth = WORTH if _rank(found, names) > _rank(chosen, names) else ANY
             if found.step < chosen.step * (1 - worth):
                 chosen = found
-    chosen = _better(chosen, shapes, costs)
+    chosen = _improved(chosen, shapes, costs)
     weighed[chosen.name] = chosen
     plan = replace(chosen.plan, about={"predicted_ms": round(chosen.step * 1e3, 3), "chosen": chosen.name})
     plan.check(shapes, world=costs.world)
@@ -101,51 +101,53 @@ def search(
 
 
 def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, launches: int = LONG) -> Weighed:
-    """The same units in the best order that is found."""
+    """The same units in the best launch order that the search finds."""
     order, step = arrange(scenario(plan, shapes, costs), launches=launches, steady=launches >= LONG)
-    return Weighed("", replace(plan, order=renumbered([plan.order[i] for i in order])), step)
+    return Weighed("", replace(plan, order=renumber_parts([plan.order[i] for i in order])), step)
 
 
-def _looked(
+def _candidates(
     units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str
 ) -> list[tuple[float, int, Plan]]:
-    """Every plan with this codec for all, in greedy order: its step, a number, the plan; the fastest first."""
+    """All plans with this codec for all units, in greedy order: (step, number, plan), fastest first."""
     by_name = {shape.name: shape for shape in shapes}
     looked: list[tuple[float, int, Plan]] = []
     for grouping in units:
         for plan in plans(grouping, by_name, costs, codec):
             base = scenario(plan, shapes, costs)
-            looked.append((simulate(base.ordered(greedily(base))).step, len(looked), plan))
+            looked.append((simulate(base.ordered(greedy_launch_order(base))).step, len(looked), plan))
     return sorted(looked)
 
 
 def _best_of(
     looked: Sequence[tuple[float, int, Plan]], shapes: Sequence[Shape], costs: Costs, codec: str, *, far: bool
 ) -> Weighed:
-    """The fastest ones in their best order. `far`: this codec will not be chosen, so with less care."""
+    """The best of the fastest plans, each in its best order. `far`: this codec will not be chosen, so search less."""
     tried = [plan for _, _, plan in looked[: 1 if far else LOOKED]]
     ordered = [reorder(plan, shapes, costs, launches=QUICK // 4 if far else QUICK) for plan in tried]
     return replace(min(ordered, key=lambda entry: entry.step), name=codec)
 
 
-def _better(entry: Weighed, shapes: Sequence[Shape], costs: Costs) -> Weighed:
-    """Units joined and split, more or fewer parts for the largest, and the best order of what comes out."""
+def _improved(entry: Weighed, shapes: Sequence[Shape], costs: Costs) -> Weighed:
+    """Improve a plan: join and split units, change the number of parts of the largest, and search the order again."""
     by_name = {shape.name: shape for shape in shapes}
     for _ in range(REGROUPED):
-        tried = [(_quickly(plan, shapes, costs), n, plan) for n, plan in enumerate(regrouped(entry.plan, by_name))]
+        tried = [
+            (_greedy_step(plan, shapes, costs), n, plan) for n, plan in enumerate(regroupings(entry.plan, by_name))
+        ]
         if not tried or min(tried)[0] >= entry.step * (1 + SLACK):
             break
         found = reorder(min(tried)[2], shapes, costs, launches=QUICK)
         if found.step >= entry.step * (1 - ANY):
             break
         entry = replace(found, name=entry.name)
-    largest = sorted(entry.plan.units, key=lambda u: (-wire_of(u, by_name, costs), u.name))[:4]
+    largest = sorted(entry.plan.units, key=lambda u: (-wire_seconds(u, by_name, costs), u.name))[:4]
     for unit in largest:
         for count in dict.fromkeys((unit.partitions * 2, max(1, unit.partitions // 2))):
-            parts = cut(unit, by_name, count)
+            parts = part_count(unit, by_name, count)
             if parts == unit.partitions:
                 continue
-            trial = exchanged(entry.plan, {unit.name: replace(unit, partitions=parts)})
+            trial = with_units(entry.plan, {unit.name: replace(unit, partitions=parts)})
             found = reorder(trial, shapes, costs, launches=QUICK // 2)
             if found.step < entry.step * (1 - ANY):
                 entry = replace(found, name=entry.name)
@@ -153,18 +155,18 @@ def _better(entry: Weighed, shapes: Sequence[Shape], costs: Costs) -> Weighed:
     return replace(found, name=entry.name) if found.step < entry.step * (1 + SLACK) else entry
 
 
-def _quickly(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> float:
+def _greedy_step(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> float:
     base = scenario(plan, shapes, costs)
-    return min(simulate(base).step, simulate(base.ordered(greedily(base))).step)
+    return min(simulate(base).step, simulate(base.ordered(greedy_launch_order(base))).step)
 
 
 def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str]) -> Weighed:
-    """The chosen plan with other codecs for some units: by SeCoPa's rule, then one by one."""
+    """The chosen plan with other codecs for some units: SeCoPa's rule first, then one unit at a time."""
     plan, step = chosen.plan, chosen.step
-    ordered = reorder(ruled(plan, shapes, costs, names), shapes, costs, launches=QUICK)
+    ordered = reorder(fastest_alone(plan, shapes, costs, names), shapes, costs, launches=QUICK)
     if ordered.step < step:
         plan, step = ordered.plan, ordered.step
-    plan, step = mixed(plan, step, shapes, costs, names)
+    plan, step = mix_codecs(plan, step, shapes, costs, names)
     found = reorder(plan, shapes, costs, launches=QUICK)
     if found.step < step:
         plan, step = found.plan, found.step
@@ -173,7 +175,7 @@ def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequ
 
 
 def _rank(entry: Weighed, names: Sequence[str]) -> int:
-    """The place in quality of the lossiest codec of a plan."""
+    """Position, by quality, of the plan's codec that loses most."""
     return max(names.index(unit.codec) for unit in entry.plan.units)
 
 

@@ -1,4 +1,4 @@
-"""A plan and cost curves as a scenario of the simulator: what would a step take?"""
+"""Predict the step time of a plan: turn plan and costs into a scenario of the simulator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Job, Layer, Network, Outcome, Scenario, Transfer, simulate
 
-# As the engine groups tensors within a unit.
+# The engine concatenates tensors up to this size within a unit.
 _SMALL = 16384
-# Trying a codec out takes a millisecond: parts of more values than this send in proportion to one of so many.
+# Running a codec takes a millisecond: the bytes of larger parts are extrapolated from this many values.
 _LARGE = 1 << 18
-# Where all ranks send alike a closed form tells how much; else the exchange is run for each rank, without data.
+# Exchanges where all ranks send the same bytes have a closed form; others are run for each rank, without data.
 _ALIKE = {"allreduce", "allgather", "sharded", "ring"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What one launch of a unit puts on the wire: for each round how many messages, and what the busiest rank sends."""
+    """Communication of one launch of a unit: for each round, messages and bytes that the busiest rank sends."""
 
     cells: int
-    """How many times the codec runs in it."""
+    """How many batches the codec processes in it."""
     messages: tuple[float, ...]
     sent: tuple[float, ...]
 
 
 def predict(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, spans: bool = False) -> Outcome:
-    """What the simulator says of a step under this plan."""
+    """Simulate a step under this plan."""
     return simulate(scenario(plan, shapes, costs), spans=spans)
 
 
 def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
-    """Layers lie between the first uses of the plan's units; launches cost what their codec and bytes cost."""
+    """The simulator's scenario: layers between the first uses of the plan's units, and a job for each launch."""
     by_name = {shape.name: shape for shape in shapes}
     layers, ready = _layers(plan.units, costs)
     index = {unit.name: at for at, unit in enumerate(plan.units)}
@@ -56,7 +56,7 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
 
 
 def host_seconds(plan: Plan, shapes: Sequence[Shape], host: Host, costs: Mapping[str, CodecCost], world: int) -> float:
-    """Seconds in which a host gives a GPU all of a step under a plan."""
+    """Host seconds to issue all work of a step to a GPU under a plan."""
     by_name = {shape.name: shape for shape in shapes}
     total = host.passes
     for unit in plan.units:
@@ -66,10 +66,10 @@ def host_seconds(plan: Plan, shapes: Sequence[Shape], host: Host, costs: Mapping
 
 
 def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dict[str, int]]:
-    """A layer between one unit's first use and the next's; and after which layer's backward each unit is ready.
+    """Layers between one unit's first use and the next, and for each unit the layer after whose backward it is ready.
 
-    The backward pass may complete units in another order than the reverse of their use, so its layers are cut by the
-    sorted times of completion, whichever unit these are of.
+    The backward pass may complete units in another order than the reverse of their use, so the layers of the backward
+    pass are cut at the sorted completion times of all units.
     """
     touched = {u.name: min(costs.forward, min(costs.touched.get(p, 0.0) for p in u.parameters)) for u in units}
     complete = {
@@ -88,7 +88,7 @@ def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dic
 
 
 def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0, ready: int = 0) -> Job:
-    """One part of a unit (they are all alike) as the simulator sees it."""
+    """The simulator's job for one part of a unit (all parts are equal)."""
     members = [shapes[name] for name in unit.parameters]
     one = _launch_of(unit, shapes, costs.world)
     values = sum(shape.values for shape in members) / unit.partitions
@@ -99,10 +99,10 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
     if len(one.sent) < 2 and carried is None:
         between = 0.0
     elif len(one.sent) * halves < 2:
-        between, decode = 0.0, decode + between  # of an exchange in several hops, which here is one message
+        between, decode = 0.0, decode + between  # of an exchange with several hops, which is one message here
     if halves > 1 and carried is None:
-        # The curves are those of an all-gather, where a rank decodes every rank's payload. Here it sends its shards,
-        # decodes and merges a share of every payload, encodes the merged share, and decodes the whole once.
+        # The measured curves are for an all-gather, where a rank decodes every rank's payload. Here a rank sends its
+        # shards, decodes and merges one shard of every payload, encodes the merged shard, and decodes the whole once.
         single, share = decode / costs.world, 1 / costs.world
         between += len(one.sent) * (single * (1 - share) + _seconds(cost.encode, values * share, one.cells))
         decode = single
@@ -121,7 +121,7 @@ def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int) -> Launch:
 
 
 def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
-    """What was measured of a codec over an exchange, if it was."""
+    """The measured cost of a codec over an exchange, or None."""
     found = costs.carried.get(over(codec, carrier))
     if found is None and costs.carried:
         same = (spec for spec in costs.specs if built(spec).text == built(codec).text)
@@ -130,10 +130,10 @@ def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
 
 
 def cost_of(codec: str, costs: Costs) -> CodecCost:
-    """The measured cost of a codec, whichever way its spec is written; nothing for one that was not measured."""
+    """The measured cost of a codec, however its spec is written; zero cost if it was not measured."""
     found = _measured(codec, costs.codecs)
-    # Of a run on a CPU the codec is known over exchanges alone; the first is the one that these curves are of.
-    return found or carried_cost(codec, carriers(codec, 2)[0], costs) or CodecCost()
+    # A run on a CPU measures codecs only over exchanges; these curves are for the first exchange.
+    return found or carried_cost(codec, exchanges_to_weigh(codec, 2)[0], costs) or CodecCost()
 
 
 def _measured(codec: str, costs: Mapping[str, CodecCost]) -> CodecCost | None:
@@ -145,24 +145,24 @@ def _measured(codec: str, costs: Mapping[str, CodecCost]) -> CodecCost | None:
 
 @lru_cache(maxsize=1024)
 def built(codec: str) -> codecs.Codec:
-    """`codecs.build`, which tries a codec out and takes milliseconds, once for each spec."""
+    """`codecs.build`, cached: building runs the codec and takes milliseconds."""
     return codecs.build(codec)
 
 
 @lru_cache(maxsize=1024)
-def carriers(codec: str, world: int) -> tuple[str, ...]:
-    """The exchanges worth weighing: the default; and sharded, if payloads do not add and it sends less."""
+def exchanges_to_weigh(codec: str, world: int) -> tuple[str, ...]:
+    """Exchanges to compare for a codec: the default one, and sharded if payloads do not add and it sends less."""
     legal = exchange.legal(built(codec))
     both = legal[0] == "allgather" and "sharded" in legal and world > 2
     return (legal[0], "sharded") if both else (legal[0],)
 
 
 def _merges(codec: str, carrier: str) -> bool:
-    return carrier == "sharded" and carriers(codec, 2)[0] == "allgather"
+    return carrier == "sharded" and exchanges_to_weigh(codec, 2)[0] == "allgather"
 
 
 def _seconds(line: Curve, values: float, times: int) -> float:
-    """`values` in so many runs of the codec, each with the curve's fixed part."""
+    """Seconds for `values` values in `times` runs of the codec, each with the curve's fixed part."""
     return line(values) + line.fixed * (times - 1) if values else 0.0
 
 
@@ -170,7 +170,7 @@ def _seconds(line: Curve, values: float, times: int) -> float:
 def launch(
     codec: str, carrier: str, sizes: tuple[tuple[int, ...], ...], dtype: torch.dtype, parts: int, world: int
 ) -> Launch:
-    """What one launch of tensors of these sizes sends, in `parts` parts: the mean of two late steps."""
+    """Communication of one of `parts` launches of tensors of these sizes: the mean of two late steps."""
     coded, link, scale = built(codec), exchange.build(carrier), 1.0
     if parts == 1:
         packed = [batch.shape for batch in codecs.batches(coded, [""] * len(sizes), sizes, small=_SMALL)]
@@ -184,7 +184,7 @@ def launch(
         for shape in packed:
             for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True)):
                 sent[number] = sent.get(number, 0.0) + _sent(link, one, world) / 2 * scale
-                # Payloads that add up and are written alike travel as one message.
+                # Payloads that add and have the same coder are sent as one message.
                 alone = not one.adds or (number, one.coder) not in fused
                 messages[number] = messages.get(number, 0.0) + alone / 2
                 fused.add((number, one.coder))

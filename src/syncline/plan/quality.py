@@ -1,8 +1,8 @@
-"""What codecs did to training: points of accuracy lost against dense, from `syncline bench convergence`.
+"""Accuracy lost by each codec against dense training, in points, from `syncline bench convergence`.
 
-`POINTS` are those of benchmarks/results/convergence.json (codecs at their defaults, one seed), `CHOSEN` of
-convergence-vgg19-h200.json (three seeds), both on Fashion-MNIST; a test compares them. The planner chooses only what
-stays within a budget.
+`POINTS` comes from benchmarks/results/convergence.json (default options, one seed), `CHOSEN` from
+convergence-vgg19-h200.json (three seeds), both on Fashion-MNIST; a test compares them. The planner only chooses codecs
+within a budget.
 """
 
 POINTS = {
@@ -25,22 +25,22 @@ POINTS = {
     "randomk": 13.1,
 }
 CHOSEN = {"powersgd(rank=32) | bf16": -0.2}
-"""Codecs with options that their defaults do not have, on a GPU; the mean over seeds.
+"""Codecs with other than default options, on a GPU; the mean over seeds.
 
-Not for CPUs: there VGG11 with SGD lay behind dense with it, in its first 80 steps and over three seeds.
+Not for CPUs: there VGG11 with SGD had a higher loss than dense in its first 80 steps, with each of three seeds.
 """
 NOISE = 0.6
-"""Below this nothing can be told from one run: a codec within it is as good as dense."""
+"""Noise of one run, in points: a codec that loses less counts as equal to dense."""
 _OWN_MOMENTUM = {"dgc"}
 _DOMINATED = {"fp16", "natural", "qsgd"}
 
 
 def within(points: float, *, device: str = "cpu") -> list[str]:
-    """Codecs that may be chosen inside a budget on a kind of device, best quality first.
+    """Codecs within a budget of points on a kind of device, best quality first.
 
-    Not those that bring their own momentum, nor those that another of the same budget beats in bytes and in speed.
+    Codecs with their own momentum are left out, and so are those that another codec beats in bytes and in speed.
     """
     known = POINTS | (CHOSEN if device == "cuda" else {})
     names = [name for name, lost in known.items() if lost <= points and name not in _OWN_MOMENTUM | _DOMINATED]
-    # What was seen on one network alone comes after what all codecs were seen on.
+    # Codecs measured on one model only come after those of the common benchmark.
     return sorted((name for name in names if name != "bf16"), key=lambda name: (name in CHOSEN, known[name]))

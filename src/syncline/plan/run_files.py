@@ -1,4 +1,4 @@
-"""What a run under `syncline(auto)` leaves for later questions: `plan.toml`, `costs.json`, `shapes.json`."""
+"""Files of a `syncline(auto)` run: `plan.toml`, `costs.json` and `shapes.json`, for later predictions."""
 
 import json
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ PLAN, COSTS, SHAPES = "plan.toml", "costs.json", "shapes.json"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A job as it was measured, and the plan in use at its end."""
+    """A measured job, and the plan in use at its end."""
 
     shapes: tuple[Shape, ...]
-    """The parameters that its plan was made for; others were frozen."""
+    """The parameters that the plan was made for; others were frozen."""
     costs: Costs
     plan: Plan
-    """Of those."""
+    """The plan of these parameters."""
     strategy: str
     device: str
     planned_at: int
-    """Steps that were over when the plan came into use."""
+    """Number of steps completed when the plan came into use."""
 
 
 def shapes_text(
     shapes: Sequence[Shape], *, strategy: str, device: str, planned_at: int, frozen: Sequence[Shape] = ()
 ) -> str:
-    """`shapes.json`: what cost curves do not say of their job."""
+    """The text of `shapes.json`: the parameters, strategy and device, which `costs.json` does not have."""
     rows, still = (
         [[s.name, list(s.shape), str(s.dtype).removeprefix("torch.")] for s in some] for some in (shapes, frozen)
     )
@@ -46,7 +46,7 @@ def shapes_text(
 
 
 def load_recorded(folder: Path) -> Recorded:
-    """What a run left in its strategy's folder."""
+    """Read the three files from a strategy's folder of a run."""
     costs, plan = load_costs(folder / COSTS), load(folder / PLAN)
     file = folder / SHAPES
     try:

@@ -1,4 +1,4 @@
-"""The plan itself: its rows in forward order, the launch order, its hash, and its text for a person."""
+"""The plan: units in forward order, the launch order, a hash, and a readable table."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class Plan:
         check.model(self.units, shapes, world=world)
 
     def table(self) -> str:
-        """The plan as aligned text: a row a unit in forward order, with its positions in the launch order from 1."""
+        """The plan as aligned text: one row per unit in forward order, with its launch positions counted from 1."""
         at: dict[str, list[int]] = {unit.name: [] for unit in self.units}
         for position, (name, _) in enumerate(self.order, start=1):
             at.setdefault(name, []).append(position)
@@ -50,7 +50,7 @@ class Plan:
 
 
 def _runs(positions: Sequence[int]) -> str:
-    """`[1, 2, 3, 7]` as `1-3,7`: what is in between has passed. Of many runs, the ends."""
+    """`[1, 2, 3, 7]` as `1-3,7`; of many runs, only the first and the last."""
     runs = [[p for _, p in run] for _, run in groupby(enumerate(positions), key=lambda pair: pair[1] - pair[0])]
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ",".join(texts if len(texts) <= _SHOWN else [texts[0], "...", texts[-1]])
@@ -62,5 +62,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names may hold anything; a line break would break the table."""
+    """The text without characters, such as line breaks, that would break the table."""
     return text if text.isprintable() else repr(text)[1:-1]

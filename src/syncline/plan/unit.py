@@ -1,4 +1,4 @@
-"""The rows of a plan, and the parameters that they are made of: plain data."""
+"""`Unit`, a row of a plan, and `Shape`, a parameter: plain data."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ Part = tuple[str, int]
 """One launch: a unit's name and which of its parts."""
 
 Fact = str | int | float | bool
-"""What a plan may say about itself."""
+"""A value in the `about` table of a plan."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A parameter that trains; lists of them are in registration order, which stands for forward order."""
+    """A trained parameter. Lists are in registration order, which is taken as forward order."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,5 +41,5 @@ class Unit:
     partitions: int = 1
 
     def label(self, part: int) -> str:
-        """A part's name for a person: the unit's own if it is whole, else `unit[part]`."""
+        """Readable name of a part: the unit's name if it has one part, else `unit[part]`."""
         return self.name if self.partitions == 1 and part == 0 else f"{self.name}[{part}]"

@@ -1,7 +1,7 @@
-"""What if: the costs measured on one network, taken to another one. Pure.
+"""Predict a measured job on another network: other bandwidths and numbers of ranks.
 
-Closed forms (`sim.Network`) say by which factor an exchange's latencies and bytes grow from the recorded number of
-ranks, so 10,000 ranks take no longer than two. What a rank computes stays the same, and so does its batch.
+Closed forms (`sim.Network`) scale the latencies and bytes of an exchange from the recorded number of ranks, so
+predicting 10,000 ranks takes no longer than predicting two. Compute and batch size per rank stay the same.
 """
 
 import math
@@ -9,34 +9,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from syncline.errors import UsageError
-from syncline.plan.candidates import groupings, plans, renumbered
+from syncline.plan.candidates import groupings, plans, renumber_parts
 from syncline.plan.costs import CodecCost, Costs, Curve, LinkCost
 from syncline.plan.default import default_plan
-from syncline.plan.launch_order import arrange, greedily
+from syncline.plan.launch_order import arrange, greedy_launch_order
 from syncline.plan.planner import ALWAYS, QUICK, WORTH, Choice, Weighed, search
-from syncline.plan.predict import built, carriers, scenario
+from syncline.plan.predict import built, exchanges_to_weigh, scenario
 from syncline.plan.table import Plan
 from syncline.plan.unit import Fact, Shape, Unit
 from syncline.sim import Network, Outcome, Scenario, Transfer, simulate
 
 COUNTED, STAND_IN = 16, 8
-"""Up to so many ranks what a rank sends is counted by the planner itself; beyond, counted among a few and scaled."""
+"""Up to `COUNTED` ranks the planner counts bytes exactly; beyond, it counts them for `STAND_IN` ranks and scales."""
 GROUPS = (1 << 18, 1 << 20, 16 << 20)
-"""Groupings that a sweep tries."""
+"""Group sizes, in bytes, that a sweep tries."""
 LAUNCHES = 100
-"""A sweep leaves plans of more launches out, unless a model's units are more already."""
+"""A sweep skips plans with more launches, unless the model has more units than that."""
 
 
 @dataclass(frozen=True)
 class TargetNetwork:
-    """Another network: so many ranks, each with a link of so many bytes a second as a collective sees it."""
+    """The network to predict for: number of ranks, and bytes per second of each link in a collective."""
 
     ranks: int
     bytes_per_s: float
     tree: bool = False
-    """Latencies grow as a tree is deep, with log2(n); else as a ring is long, with n-1."""
+    """Latencies grow with log2(n), as in a tree; else with n-1, as in a ring."""
     latency: float = 1.0
-    """The share of the measured latency that is left: 0 on an infinite network."""
+    """Factor on the measured latency: 0 on an infinite network."""
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or not self.bytes_per_s > 0:
@@ -49,12 +49,12 @@ def recorded(costs: Costs, *, tree: bool = False) -> TargetNetwork:
 
 
 def infinite(target: TargetNetwork) -> TargetNetwork:
-    """As many ranks on a network that takes no time."""
+    """The same number of ranks on a network that takes no time."""
     return replace(target, bytes_per_s=math.inf, latency=0.0)
 
 
 def at(costs: Costs, target: TargetNetwork) -> Costs:
-    """The costs as they would be measured there."""
+    """The costs converted to another network."""
     form = Network(1.0, 1.0, tree=target.tree)
     hops = form.transfer("allreduce", 1.0, target.ranks).latency / form.transfer("allreduce", 1.0, costs.world).latency
     more = target.ranks / costs.world
@@ -67,7 +67,7 @@ def at(costs: Costs, target: TargetNetwork) -> Costs:
 
 
 def outcome(plan: Plan, shapes: Sequence[Shape], costs: Costs, target: TargetNetwork) -> Outcome:
-    """What the simulator says of this very plan there."""
+    """Simulate this plan on another network."""
     return simulate(_scenario(plan, shapes, at(costs, target)))
 
 
@@ -79,7 +79,7 @@ def choose(
     allowed: Sequence[str] = (),
     only: str | None = None,
 ) -> Choice:
-    """The planner's answer there. `only`: the best plan with this one codec; dense and bf16 are still weighed."""
+    """The planner's answer for another network. `only`: the best plan with this codec, compared with dense and bf16."""
     there = at(costs, target)
     if target.ranks > COUNTED:
         made = _large(shapes, there, list(allowed) if only is None else [only])
@@ -104,7 +104,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Cell:
-    """Predicted steps, in seconds, at one number of ranks and one link; `codec` is the best of the compressed."""
+    """Predicted steps, in seconds, for one number of ranks and one bandwidth; `codec` is the best compressed one."""
 
     ranks: int
     bytes_per_s: float
@@ -120,14 +120,14 @@ class Cell:
 
     @property
     def pays(self) -> bool:
-        """Whether the planner would say that compression beyond bf16 is worth it."""
+        """Whether the planner would choose compression beyond bf16."""
         return self.gain > 1 / (1 - WORTH)
 
 
 def sweep(
     shapes: Sequence[Shape], costs: Costs, targets: Iterable[TargetNetwork], *, compressed: Sequence[str]
 ) -> list[Cell]:
-    """A cell for each target: for each codec some groupings, exchanges and cuts in greedy order, no longer search."""
+    """One cell per target. For each codec it tries some groupings, exchanges and parts in greedy order only."""
     if not compressed:
         raise UsageError("no compressed codec was measured: run syncline train --strategy 'syncline(auto(int8))' first")
     units = list(dict.fromkeys(default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS))
@@ -141,9 +141,9 @@ def sweep(
 
 
 def stops_paying(cells: Sequence[Cell]) -> Mapping[int, float | None]:
-    """By ranks: the bytes a second from which on compression does not pay, between cells by interpolation.
+    """By number of ranks: bytes per second above which compression does not pay, interpolated between cells.
 
-    0 if it pays in none of these cells, None if it still does in the one with the fastest links.
+    0 if it pays in none of these cells, None if it still pays in the one with the fastest links.
     """
     found: dict[int, float | None] = {}
     for ranks in sorted({cell.ranks for cell in cells}):
@@ -154,7 +154,7 @@ def stops_paying(cells: Sequence[Cell]) -> Mapping[int, float | None]:
 
 
 def _large(shapes: Sequence[Shape], costs: Costs, allowed: Sequence[str]) -> Choice:
-    """As `search`, without mixtures: bytes are scaled from a few ranks."""
+    """Like `search`, without mixtures of codecs; bytes are scaled from a few ranks."""
     names = list(dict.fromkeys(built(name).text for name in (*ALWAYS, *allowed)))
     units = groupings(shapes)
     best = [_longer(units, shapes, costs, name) for name in names]
@@ -180,10 +180,10 @@ def _longer(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: C
     looked: list[tuple[float, int, Plan, Scenario]] = []
     for plan in _tried(units, shapes, costs, codec):
         base = _scenario(plan, shapes, costs)
-        looked.append((simulate(base.ordered(greedily(base))).step, len(looked), plan, base))
+        looked.append((simulate(base.ordered(greedy_launch_order(base))).step, len(looked), plan, base))
     _, _, plan, base = min(looked, key=lambda entry: entry[:2])
     order, step = arrange(base, launches=QUICK)
-    return Weighed(codec, replace(plan, order=renumbered([plan.order[i] for i in order])), step)
+    return Weighed(codec, replace(plan, order=renumber_parts([plan.order[i] for i in order])), step)
 
 
 def _quick(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str) -> float:
@@ -192,7 +192,7 @@ def _quick(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Co
         if len(plan.order) > max(LAUNCHES, len(plan.units)):
             continue
         base = _scenario(plan, shapes, costs)
-        steps.append(simulate(base.ordered(greedily(base))).step)
+        steps.append(simulate(base.ordered(greedy_launch_order(base))).step)
     return min(steps)
 
 
@@ -203,7 +203,7 @@ def _tried(units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Co
 
 
 def _counted(costs: Costs) -> Costs:
-    """The same where every rank's bytes can be counted; decoding is brought to fewer payloads."""
+    """The costs for a number of ranks whose bytes can be counted, with decode times for as many payloads."""
     if costs.world <= COUNTED:
         return costs
     fewer = STAND_IN / costs.world
@@ -211,7 +211,7 @@ def _counted(costs: Costs) -> Costs:
 
 
 def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
-    """`predict.scenario` for any number of ranks: each launch's bytes grow as those of its own exchange do."""
+    """`predict.scenario` for any number of ranks: the bytes of each launch grow with its exchange's closed form."""
     few = _counted(costs)
     base = scenario(plan, shapes, few)
     if few is costs:
@@ -224,21 +224,21 @@ def _scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
         ranks = costs.world, few.world
         grown = form.transfer(unit.exchange, 1.0, ranks[0]).wire / form.transfer(unit.exchange, 1.0, ranks[1]).wire
         rounds = tuple(Transfer(one.latency, one.wire * grown) for one in job.rounds)
-        # Only an all-gather makes every rank decode everybody's payload.
+        # Only in an all-gather does every rank decode all payloads.
         decode = job.decode * (costs.world / few.world if unit.exchange == "allgather" else 1.0)
         jobs.append(replace(job, rounds=rounds, decode=decode))
     return base.with_(jobs=tuple(jobs))
 
 
 def _decoded(costs: Costs, more: float) -> dict[str, dict[str, CodecCost]]:
-    """The costs of codecs among so many times as many ranks; without an exchange's name they are of the first."""
-    plain = {name: _decoding(carriers(name, 2)[0], cost, more) for name, cost in costs.codecs.items()}
+    """Codec costs for `more` times as many ranks; costs without an exchange are for the codec's first exchange."""
+    plain = {name: _decoding(exchanges_to_weigh(name, 2)[0], cost, more) for name, cost in costs.codecs.items()}
     carried = {name: _decoding(name.rpartition(" ")[2], cost, more) for name, cost in costs.carried.items()}
     return {"codecs": plain, "carried": carried}
 
 
 def _decoding(carrier: str, cost: CodecCost, more: float) -> CodecCost:
-    """In an all-gather every rank decodes everybody's payload, which is most of what its host issues, too."""
+    """In an all-gather every rank decodes all payloads, which is also most of what its host issues."""
     if more == 1 or carrier != "allgather":
         return cost
     decode = Curve(cost.decode.fixed * more, cost.decode.each * more)
@@ -246,6 +246,6 @@ def _decoding(carrier: str, cost: CodecCost, more: float) -> CodecCost:
 
 
 def _between(slow: Cell, fast: Cell) -> float:
-    """Where the gain, as a line over the logarithm of the bandwidth, has fallen to what is worth it."""
+    """The bandwidth where the gain, linear in its logarithm, falls to the least that is worth it."""
     share = (slow.gain - 1 / (1 - WORTH)) / (slow.gain - fast.gain)
     return math.exp(math.log(slow.bytes_per_s) + share * math.log(fast.bytes_per_s / slow.bytes_per_s))

@@ -1,4 +1,4 @@
-"""What would happen: one event simulator of steady-state steps, closed forms of exchanges, sweeps; see docs/sim.md."""
+"""Simulator of training steps, closed forms for the time of an exchange, and sweeps; see docs/sim.md."""
 
 from syncline.sim.network import Network, Transfer, exchange_time, fit
 from syncline.sim.steady.scenario import Job, Layer, Outcome, Scenario, Wait

@@ -1,7 +1,7 @@
-"""Closed forms: what an exchange of `size` payload bytes a rank costs among n ranks. 10,000 cost no more than two.
+"""Closed forms for the time of an exchange among n ranks, and a fit of latency and bandwidth to measurements.
 
-Every rank has a link of its own, as fast out as in, both at once; the slowest rank's link counts. A form says how many
-message latencies follow each other and how many bytes pass that link.
+Every rank has its own full-duplex link, equally fast in both directions; the busiest link counts. A form gives the
+number of consecutive message latencies and the bytes over that link. Its cost does not depend on the number of ranks.
 """
 
 import inspect
@@ -29,7 +29,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one exchange: latencies one after the other, bytes over the slowest link, seconds on other links."""
+    """Cost of one exchange: consecutive latencies, bytes over the busiest link, seconds on other links."""
 
     messages: float
     nbytes: float
@@ -38,15 +38,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Network:
-    """Links between ranks. `launch` is what starting any communication costs, however many ranks take part."""
+    """Links between ranks. `launch` is the fixed time to start any communication."""
 
     latency: float
     bytes_per_s: float
     launch: float = 0.0
     tree: bool = False
-    """Collectives of the backend pass small messages in log2(n) hops, not around a ring."""
+    """The backend's collectives need log2(n) hops for small messages, instead of a ring's n-1."""
     inside: "Network | None" = None
-    """The links within a node, for `hierarchical`; without it they are the same."""
+    """The links within a node, for `hierarchical`; None: the same links."""
 
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and self.launch >= 0 and self.bytes_per_s > 0):
@@ -56,7 +56,7 @@ class Network:
             )
 
     def transfer(self, exchange: str, size: float, nodes: int, *, plain: float | None = None) -> Transfer:
-        """One communication of `size` bytes a rank by an exchange such as `"server(servers=2)"`.
+        """One communication of `size` bytes per rank by an exchange such as `"server(servers=2)"`.
 
         `plain`: the bytes before compression, which `hierarchical` sends inside a node.
         """
@@ -66,14 +66,14 @@ class Network:
         return Transfer(self.launch + cost.messages * self.latency + cost.aside, cost.nbytes / self.bytes_per_s)
 
     def seconds(self, exchange: str, size: float, nodes: int, *, plain: float | None = None) -> float:
-        """How long it takes with the wire to itself."""
+        """Seconds that it takes if nothing else uses the network."""
         one = self.transfer(exchange, size, nodes, plain=plain)
         return one.latency + one.wire
 
 
 EXCHANGE_TIMES: Registry[Callable[..., Cost]] = Registry("exchange_time")
 exchange_time = EXCHANGE_TIMES.register
-"""Decorator: files `form(network, size, nodes, plain, **options) -> Cost` under the name of its exchange."""
+"""Decorator: register `form(network, size, nodes, plain, **options) -> Cost` for the exchange of this name."""
 
 
 @lru_cache(maxsize=256)
@@ -98,31 +98,31 @@ def _hops(network: Network, nodes: int) -> int:
 
 @exchange_time("allreduce")
 def allreduce(network: Network, size: float, nodes: int, plain: float) -> Cost:
-    """A ring's bytes, and the latencies of a ring or (`tree`) of a tree up and down."""
+    """Bytes of a ring; latencies of a ring, or of a tree up and down (`tree`)."""
     return Cost(2 * _hops(network, nodes), 2 * (nodes - 1) / nodes * size)
 
 
 @exchange_time("allgather")
 def allgather(network: Network, size: float, nodes: int, plain: float) -> Cost:
-    """Everybody receives everybody's payload."""
+    """Every rank receives the payloads of all others."""
     return Cost(_hops(network, nodes), (nodes - 1) * size)
 
 
 @exchange_time("sharded")
 def sharded(network: Network, size: float, nodes: int, plain: float) -> Cost:
-    """Shards to their owners and back: two messages deep."""
+    """Shards to their owners and back: two consecutive messages."""
     return Cost(2, 2 * (nodes - 1) / nodes * size)
 
 
 @exchange_time("ring")
 def ring(network: Network, size: float, nodes: int, plain: float) -> Cost:
-    """A shard a hop, twice around."""
+    """One shard per hop, twice around the ring."""
     return Cost(2 * (nodes - 1), 2 * (nodes - 1) / nodes * size)
 
 
 @exchange_time("server")
 def server(network: Network, size: float, nodes: int, plain: float, servers: int = 1) -> Cost:
-    """In and out of the busiest link: a server's, or a worker's if there are more servers than workers."""
+    """Into and out of the busiest link: a server's, or a worker's if there are more servers than workers."""
     if not 1 <= servers < nodes:
         raise UsageError(f"server(servers={servers}) among {nodes}: use 1 to {nodes - 1} servers")
     workers = nodes - servers
@@ -131,7 +131,7 @@ def server(network: Network, size: float, nodes: int, plain: float, servers: int
 
 @exchange_time("gather-scatter")
 def gather_scatter(network: Network, size: float, nodes: int, plain: float) -> Cost:
-    """Everything into rank 0, then out of it."""
+    """All payloads into rank 0, then all results out of it."""
     return Cost(2, 2 * (nodes - 1) * size)
 
 
@@ -139,9 +139,9 @@ def gather_scatter(network: Network, size: float, nodes: int, plain: float) -> C
 def hierarchical(
     network: Network, size: float, nodes: int, plain: float, node: int = 2, between: str = "sharded"
 ) -> Cost:
-    """Plain values into each node's first rank, an exchange of payloads between those, plain values out again."""
+    """Uncompressed values to each node's first rank, an exchange between those, uncompressed values back."""
     if node < 1:
-        raise UsageError(f"hierarchical(node={node}): use 1 or more ranks a node")
+        raise UsageError(f"hierarchical(node={node}): use 1 or more ranks per node")
     members, leaders = min(node, nodes), math.ceil(nodes / node)
     local = Cost(2, 2 * (members - 1) * plain) if members > 1 else Cost(0, 0)
     outer = _cost(network, between, size, leaders, plain) if leaders > 1 else Cost(0, 0)
@@ -154,11 +154,11 @@ def hierarchical(
 def fit(
     samples: Sequence[tuple[float, float]], *, exchange: str | None = None, nodes: int = 2, tree: bool = False
 ) -> Network:
-    """The network behind measured (bytes, seconds): of single messages, or of an exchange among `nodes` ranks.
+    """Fit a network to measured (bytes, seconds) of single messages, or of an exchange among `nodes` ranks.
 
-    A line through the medians of each size, by the weighted median of the slopes of all pairs (Theil and Sen's, a
-    pair counting by its distance), so that some samples may be far off. Latency is 0 or more, and holds what a launch
-    costs; where time does not grow with bytes, the bandwidth is infinite.
+    A robust line through the medians of each size: the weighted median of the slopes of all pairs (Theil-Sen, weighted
+    by distance), so outliers do little harm. The latency is 0 or more and includes the cost of a launch. If time
+    does not grow with bytes, the bandwidth is infinite.
     """
     if not samples:
         raise UsageError("a fit needs at least one measured (bytes, seconds)")

@@ -1,4 +1,4 @@
-"""The algorithms, one a file; importing this package registers them."""
+"""The compression algorithms, one per file; importing this package registers them."""
 
 from syncline.codecs.algorithms import (
     acpsgd,

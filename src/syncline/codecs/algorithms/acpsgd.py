@@ -1,4 +1,4 @@
-"""acpsgd: low rank like powersgd, one factor a step in turn."""
+"""acpsgd: low rank like powersgd, but only one factor per step, alternating."""
 
 from torch import Tensor
 
@@ -11,12 +11,12 @@ from syncline.codecs.state import State
 
 @codec("acpsgd", feedback=True, view="matrix", carries="factors", spread=True)
 def acpsgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) -> Steps:
-    """Send P in even steps and Q in odd ones: half of powersgd's bytes, and one all-reduce a step.
+    """Send P in even steps and Q in odd ones: half of powersgd's bytes, and one all-reduce per step.
 
     Paper: L. Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning
     (ACP-SGD), ICDCS 2023.
     Formula: even: Q = orthonormal(Q); P_i = M_i Q; P = mean(P_i); out = P Q^T; held back: M_i - P_i Q^T. Odd: the
-    same with M^T and the factors changed over.
+    same with M^T and the factors swapped.
     Use it: where powersgd is used and latency or bytes matter more; chain `| bf16` to halve the bytes again.
     Costs: 2 * rank * (n + m) bytes on average; residual, P and Q; two thin products, one orthonormalisation.
     """

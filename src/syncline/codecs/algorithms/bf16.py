@@ -21,7 +21,7 @@ def bf16(grad: Tensor, state: State) -> Steps:
     Paper: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019.
     Formula: out = sum over ranks of bf16(g / N).
     Use it: nearly always safe; the baseline that other compressors have to beat.
-    Costs: 2 bytes a value, no state. An all-reduce also sums in bfloat16; gathering exchanges sum in float32.
+    Costs: 2 bytes per value, no state. An all-reduce also sums in bfloat16; gathering exchanges sum in float32.
     """
     out: Out = yield Merge(grad, coder())
     return out

@@ -28,7 +28,7 @@ def efsignsgd(grad: Tensor, state: State) -> Steps:
     Paper: S. Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019.
     Formula: out = mean of sign(g) * ||g||_1 / n, with sign(0) = 1.
     Use it: like onebit, with a convergence proof; better than onebit where gradients are symmetric.
-    Costs: 1 bit a value and 4 bytes; one residual tensor; two passes over the gradient.
+    Costs: 1 bit per value and 4 bytes; one residual tensor; two passes over the gradient.
     """
     out: Out = yield Merge(grad, CODER)
     return out

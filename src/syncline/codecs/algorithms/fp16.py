@@ -21,7 +21,7 @@ def fp16(grad: Tensor, state: State) -> Steps:
     Paper: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; torch's `fp16_compress_hook`.
     Formula: out = sum over ranks of fp16(clip(g, +-64480) / N).
     Use it: when gradients are of moderate size (a loss scale can help); else bf16 is safer.
-    Costs: 2 bytes a value, no state. An all-reduce also sums in float16.
+    Costs: 2 bytes per value, no state. An all-reduce also sums in float16.
     """
     out: Out = yield Merge(grad, coder())
     return out

@@ -1,4 +1,4 @@
-"""int4: 4-bit integers with one scale a block."""
+"""int4: 4-bit integers with one scale per block."""
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def int4(grad: Tensor, state: State, *, block: int = 64) -> Steps:
     Paper: T. Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022 (here linear, 4 bits).
     Formula: s_b = max|g_b| / 7; q = round(g / s_b); out = mean of q * s_b.
     Use it: where eightfold is needed and the gradient is too spread out for top-k.
-    Costs: half a byte a value and 4 bytes a block; one residual tensor; two passes over the gradient.
+    Costs: half a byte per value and 4 bytes per block; one residual tensor; two passes over the gradient.
     """
     out: Out = yield Merge(grad, coder(block=block))
     return out

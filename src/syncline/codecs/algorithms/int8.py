@@ -1,4 +1,4 @@
-"""int8: 8-bit integers with one scale a block."""
+"""int8: 8-bit integers with one scale per block."""
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def int8(grad: Tensor, state: State, *, block: int = 256) -> Steps:
     Paper: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016 (here linear, block-wise).
     Formula: s_b = max|g_b| / 127; q = round(g / s_b); out = mean of q * s_b.
     Use it: a safe fourfold reduction, alone or after a sparsifier or a low-rank codec.
-    Costs: 1 byte a value and 4 bytes a block; one residual tensor; two passes over the gradient.
+    Costs: 1 byte per value and 4 bytes per block; one residual tensor; two passes over the gradient.
     """
     out: Out = yield Merge(grad, coder(block=block))
     return out

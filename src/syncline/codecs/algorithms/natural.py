@@ -28,7 +28,7 @@ def natural(grad: Tensor, state: State) -> Steps:
     Paper: S. Horvath et al., Natural Compression for Distributed Deep Learning, 2019.
     Formula: out = mean of sign(g) * 2**e; 2**e is the power below with probability (2**(e+1) - |g|) / 2**e.
     Use it: fourfold without scales or state, over any range of sizes; its variance is at most 1/8 of g**2.
-    Costs: 1 byte a value (exponents -75 to 50; smaller is zero); no state; a random number a value.
+    Costs: 1 byte per value (exponents -75 to 50; smaller is zero); no state; one random number per value.
     """
     out: Out = yield Merge(grad, CODER, state.rank_seed)
     return out

@@ -14,7 +14,7 @@ def none(grad: Tensor, state: State) -> Steps:
 
     Formula: out = mean(g).
     Use it: when the network is faster than compression, which in a data centre is the usual case.
-    Costs: 4 bytes a value for float32 and 2 for bf16; no state; equal to DDP.
+    Costs: 4 bytes per value for float32 and 2 for bf16; no state; equal to DDP.
     """
     out: Out = yield Merge(grad, cast(state.dtype))
     return out

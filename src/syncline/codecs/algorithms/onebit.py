@@ -1,4 +1,4 @@
-"""onebit: one bit a value, and the mean of either side."""
+"""onebit: one bit per value, and the mean of the positive and of the negative values."""
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ def onebit(grad: Tensor, state: State) -> Steps:
     Paper: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
     Formula: out = mean of (mean(g[g >= 0]) where g >= 0, else mean(g[g < 0])).
     Use it: 32-fold with little arithmetic, for dense gradients of one scale; depends on its residual.
-    Costs: 1 bit a value and 8 bytes; one residual tensor; two passes over the gradient.
+    Costs: 1 bit per value and 8 bytes; one residual tensor; two passes over the gradient.
     """
     out: Out = yield Merge(grad, CODER)
     return out

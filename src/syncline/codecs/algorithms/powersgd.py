@@ -1,4 +1,4 @@
-"""powersgd: a low-rank approximation by one power iteration a step."""
+"""powersgd: a low-rank approximation by one power iteration per step."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def worthwhile(shape: torch.Size, rank: int, min_rate: float) -> bool:
 
 
 def start(state: State, key: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-    """The last step's factor with unit columns; an empty column starts anew, at random, so that none is lost."""
+    """The last step's factor with columns of norm 1; a zero column is replaced by random numbers."""
     fresh = state.random(shape, like.device)
     factor = state.get(key, fresh).to(fresh.dtype)
     norm = torch.linalg.vector_norm(factor, dim=-2, keepdim=True)
@@ -27,7 +27,7 @@ def start(state: State, key: str, shape: tuple[int, int], like: Tensor) -> Tenso
 
 @codec("powersgd", feedback=True, view="matrix", carries="factors", spread=True)
 def powersgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) -> Steps:
-    """Send the factors of a rank-`rank` approximation that all ranks share; two all-reduces a step.
+    """Send the factors of a rank-`rank` approximation that all ranks share; two all-reduces per step.
 
     Paper: T. Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, NeurIPS 2019.
     Formula: P = orthonormal(mean(M Q)); Q' = mean(M^T P); out = P Q'^T; Q' starts the next step.

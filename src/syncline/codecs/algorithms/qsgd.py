@@ -25,7 +25,7 @@ def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Step
     Paper: D. Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization, NeurIPS 2017.
     Formula: s = 2**(bits-1) - 1; out = mean of ||g_b|| * sign(g) * l / s, E[l] = s * |g| / ||g_b||.
     Use it: when the theory of unbiased quantisers is wanted; int8 and int4 with feedback err less.
-    Costs: `bits` bits a value and 4 bytes a block; no state; a random number a value.
+    Costs: `bits` bits per value and 4 bytes per block; no state; one random number per value.
     """
     out: Out = yield Merge(grad, coder(_encode, _decode, bits=bits, block=block), state.rank_seed)
     return out

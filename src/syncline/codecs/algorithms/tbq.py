@@ -24,8 +24,8 @@ def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
 
     Paper: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015.
     Formula: out = mean of (tau * sign(g) where |g| > tau, else 0).
-    Use it: when the size of the gradients is known and steady; tau is to be tuned, near their typical size.
-    Costs: 2 bits a value; one residual tensor; one pass over the gradient.
+    Use it: when the size of the gradients is known and steady; tune tau near their typical size.
+    Costs: 2 bits per value; one residual tensor; one pass over the gradient.
     """
     if not tau > 0:
         raise ValueError(f"tau is {tau}: use a number above 0")

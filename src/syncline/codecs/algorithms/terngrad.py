@@ -14,7 +14,7 @@ def _encode(x: Tensor, *, clip: float, seed: int) -> Payload:
     _, deviation, scale = ops.moments(x)
     if clip:
         limit = clip * deviation
-        # What lies beyond the scale is sent for certain, as if it were clipped: no pass need do so.
+        # Values beyond the scale are sent with probability 1, as if clipped: no extra pass is needed.
         scale = torch.minimum(scale, limit)
     return ops.terngrad_encode(x, scale=scale, seed=seed), scale
 
@@ -31,7 +31,7 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Steps:
     Paper: W. Wen et al., TernGrad: Ternary Gradients to Reduce Communication, NeurIPS 2017.
     Formula: s = max|g|; out = mean of s * sign(g) * b, b ~ Bernoulli(|g| / s).
     Use it: 16-fold without a residual (unbiased but for the clipping); many ranks average the noise away.
-    Costs: 2 bits a value and 4 bytes; no state; two passes over the gradient and a random number a value.
+    Costs: 2 bits per value and 4 bytes; no state; two passes over the gradient and one random number per value.
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")

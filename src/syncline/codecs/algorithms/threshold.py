@@ -1,4 +1,4 @@
-"""threshold: every value above a fixed size, as far as they fit."""
+"""threshold: every value above a fixed magnitude, up to a capacity."""
 
 import math
 
@@ -13,7 +13,7 @@ from syncline.codecs.state import State
 
 
 def _encode(x: Tensor, *, tau: float, capacity: float, seed: int) -> Payload:
-    # If more reach tau than fit, the largest go: filling up by position would starve the last ones for ever.
+    # If more values reach tau than fit, send the largest: taking them by position would never send the last ones.
     fits = ops.sampled_threshold(x, ratio=capacity, seed=seed)
     slots = math.ceil(capacity * x.numel())
     values, indices, _ = ops.compact(x, threshold=fits.clamp(min=max(tau, SMALLEST)), capacity=slots)
@@ -27,7 +27,7 @@ def _decode(payload: Payload, count: int, *, tau: float, capacity: float) -> Ten
 
 @codec("threshold", feedback=True, carries="values", spread=True)
 def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float = 0.05) -> Steps:
-    """Send the values of magnitude `tau` and more, the largest `capacity` of all at most; the rest waits.
+    """Send the values of magnitude `tau` and more, at most a share `capacity` of all; the rest goes into the residual.
 
     Paper: A. Dutta et al., On the Discrepancy between Theoretical Analysis and Practical Implementations of
     Compressed Communication, AAAI 2020 (hard threshold).

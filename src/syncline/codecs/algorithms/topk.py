@@ -1,4 +1,4 @@
-"""topk: the largest values and where they are."""
+"""topk: the largest values and their positions."""
 
 import math
 
@@ -26,8 +26,8 @@ def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
 
     Paper: D. Alistarh et al., The Convergence of Sparsified Gradient Methods, NeurIPS 2018.
     Formula: out = mean of (g where |g| is among the ceil(ratio * n) largest, else 0).
-    Use it: a hundredfold and more on slow links; the exact selection is the dearest part (dgc samples).
-    Costs: 8 bytes a value sent (5 with `| int8`); one residual tensor; a selection over the gradient.
+    Use it: a hundredfold and more on slow links; the exact selection is the most expensive part (dgc samples).
+    Costs: 8 bytes per value sent (5 with `| int8`); one residual tensor; a selection over the gradient.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")

@@ -1,4 +1,4 @@
-"""warmup: a wrapper that starts gently."""
+"""warmup: run another codec uncompressed, or with more values, during the first steps."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ STAGES = 4
 
 @codec("warmup", wraps=True)
 def warmup(grad: Tensor, state: State, inner: "Codec", *, steps: int = 100, ramp: bool = False) -> Steps:
-    """Run without compression for the first `steps` steps; with `ramp`, with ever fewer values sent.
+    """Run without compression for the first `steps` steps; with `ramp`, send fewer and fewer values.
 
     Paper: Y. Lin et al., Deep Gradient Compression, ICLR 2018 (warm-up training).
     Formula: step < steps: plain mean; with `ramp` the inner codec at ratio 1/4, 1/16, 1/64, 1/256 in turn, a

@@ -63,7 +63,7 @@ def _sign_encode(x: Tensor, l1: bool) -> tuple[Tensor, Tensor]:
 
 
 def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
-    """See `plain.sign_decode`; with lengths, a mean a piece."""
+    """See `plain.sign_decode`; with lengths, one mean per tensor."""
     library = _compiled(count)
     out = torch.empty(count)
     for piece, target, p, q in _pieces(packed, out, 1, lengths, pos, neg):
@@ -75,7 +75,7 @@ def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: t
 
 
 def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[int, ...] | None) -> Tensor:
-    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, a scale a piece."""
+    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, one scale per tensor."""
     library = _compiled(x.numel())
     x = x.float()
     sizes = [x.numel()] if lengths is None else list(lengths)
@@ -93,7 +93,7 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[in
 
 
 def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
-    """See `plain.ternary_decode`; with lengths, a scale a piece."""
+    """See `plain.ternary_decode`; with lengths, one scale per tensor."""
     library = _compiled(count)
     out = torch.empty(count)
     for piece, target, s in _pieces(packed, out, 2, lengths, scale):

@@ -11,7 +11,7 @@ from torch import Tensor
 from syncline.codecs.kernels import plain
 from syncline.codecs.kernels.rng import uniform
 
-# Values a piece: 256 KiB of float32. Two buffers and the input's lines fit a megabyte of cache.
+# Values per chunk: 256 KiB of float32. Two buffers and the input's lines fit a megabyte of cache.
 CHUNK = 1 << 16
 _ONES = 0x0101010101010101
 # Byte i times 2**(56 - 7 i) lands on bit 56 + i; no two products meet below, so nothing carries.

@@ -14,7 +14,7 @@ from syncline.codecs.kernels.plain import HUGE, TINY
 
 _TINY = tl.constexpr(TINY)
 _HUGE = tl.constexpr(HUGE)
-# Values a program, warps.
+# Values per program, warps.
 ENCODE = (4096, 4)
 DECODE = (4096, 4)
 # Powers of two, so that a block is a row of a tile.

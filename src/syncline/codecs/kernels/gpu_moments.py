@@ -9,7 +9,7 @@ from torch import Tensor
 
 from syncline.codecs.kernels.gpu_tile import load_tile
 
-# Values a program takes at a time, warps. The sums follow the tile and the number of programs, so both are fixed:
+# Values per program and iteration, warps. The sums follow the tile and the number of programs, so both are fixed:
 # ranks that chose differently would disagree in the last bit.
 CONFIG = (2048, 4)
 PROGRAMS = 132 * 8

@@ -10,7 +10,7 @@ from torch import Tensor
 from syncline.codecs.kernels import rng
 from syncline.codecs.kernels.gpu_random import random_unit
 
-# One program holds the whole sample: 32 values a thread.
+# One program holds the whole sample: 32 values per thread.
 LARGEST = 1 << 15
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 
-# Values a program, warps.
+# Values per program, warps.
 CONFIG = (2048, 4)
 
 

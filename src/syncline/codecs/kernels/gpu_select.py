@@ -19,13 +19,13 @@ from torch import Tensor
 from syncline.codecs.kernels import gpu_sample
 from syncline.codecs.kernels.gpu_tile import load_tile
 
-# Values a program, warps: 16 values a thread.
+# Values per program, warps: 16 values per thread.
 CONFIG = (2048, 4)
 SAMPLES = 1 << 14
 # Deviations of the sample's rank that the threshold lies below its estimate.
 MARGIN = 4.5
 PROGRAMS = 132 * 4
-# Tiles that a program orders, and how many of each one's values at a time: a warp's worth.
+# Tiles that a program orders, and how many values of each at a time: one per thread of a warp.
 TILES, BLOCK = 16, 32
 # The int32 that the kernels share: how many keys the buffer was offered; then for each of four rounds and the end
 # (digits known, rank among the keys that share them); then four histograms.

@@ -10,7 +10,7 @@ from torch import Tensor
 from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 
-# Bytes of output a program, warps. The partial sums follow the tile, so the choice is fixed, never tuned at run
+# Bytes of output per program, warps. The partial sums follow the tile, so the choice is fixed, never tuned at run
 # time: ranks that tuned differently would disagree in the last bit.
 ENCODE = (512, 4)
 DECODE = (512, 4)
@@ -129,7 +129,7 @@ def sign_decode(
     lengths: tuple[int, ...] | None,
     config: tuple[int, int] = DECODE,
 ) -> Tensor:
-    """See `plain.sign_decode`; with lengths, a mean a piece."""
+    """See `plain.sign_decode`; with lengths, one mean per tensor."""
     size, warps = config
     out = torch.empty(count, dtype=torch.float32, device=packed.device)
     if count == 0:

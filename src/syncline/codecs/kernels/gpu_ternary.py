@@ -13,7 +13,7 @@ from syncline.codecs.kernels.gpu_random import random_unit
 from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 
-# Bytes of output a program, warps.
+# Bytes of output per program, warps.
 ENCODE = (1024, 4)
 DECODE = (1024, 4)
 
@@ -80,7 +80,7 @@ def ternary_encode(
     lengths: tuple[int, ...] | None,
     config: tuple[int, int] = ENCODE,
 ) -> Tensor:
-    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, a scale a piece."""
+    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, one scale per tensor."""
     n, (size, warps) = x.numel(), config
     total = (n + 3) // 4 if lengths is None else packed_bytes(lengths, 2)
     packed = torch.empty(total, dtype=torch.uint8, device=x.device)
@@ -101,7 +101,7 @@ def ternary_decode(
     lengths: tuple[int, ...] | None,
     config: tuple[int, int] = DECODE,
 ) -> Tensor:
-    """See `plain.ternary_decode`; with lengths, a scale a piece."""
+    """See `plain.ternary_decode`; with lengths, one scale per tensor."""
     size, warps = config
     out = torch.empty(count, dtype=torch.float32, device=packed.device)
     if count == 0:

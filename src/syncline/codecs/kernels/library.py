@@ -1,4 +1,4 @@
-"""The fused operators as `torch.library` ops, `torch.ops.syncline.*`: one schema, an implementation a device.
+"""The fused operators as `torch.library` ops, `torch.ops.syncline.*`: one schema, one implementation per device.
 
 CUDA runs the Triton kernels, or the reference where Triton is missing; the CPU what `cpu` chooses. Each has a fake,
 so that compiled graphs can hold it.
@@ -117,7 +117,7 @@ def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: _Lengths)
     lambda x, bits, block, seed, l2: (_bytes(x, _size(x.numel(), bits)), _floats(x, -(-x.numel() // block))),
 )
 def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
-    """Packed steps and a scale a block."""
+    """Packed steps and one scale per block."""
     out: tuple[Tensor, Tensor] = _on(x).quantize_blocks(x, bits, block, seed, l2)
     return out
 

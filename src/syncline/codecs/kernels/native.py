@@ -1,4 +1,4 @@
-"""The operators of `native.c`, compiled once a machine with the C compiler that is there; never required.
+"""The operators of `native.c`, compiled once per machine if a C compiler is installed; never required.
 
 The library is built at first use into the user's cache folder, named by a hash of the source, the flags and the
 processor, and loaded with ctypes, whose calls release Python's lock. Without a compiler, or with

@@ -54,12 +54,12 @@ def sign_encode(x: Tensor, lengths: tuple[int, ...] | None, l1: bool) -> tuple[T
 
 
 def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
-    """See `plain.sign_decode`; with lengths, a mean a piece."""
+    """See `plain.sign_decode`; with lengths, one mean per tensor."""
     return _decode(_sign_decode, packed, 1, (pos, neg), count, lengths)
 
 
 def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[int, ...] | None) -> Tensor:
-    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, a scale a piece."""
+    """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, one scale per tensor."""
     pieces = [x] if lengths is None else x.split(list(lengths))
     limits = scale.reshape(-1)
     if seed is None:
@@ -70,7 +70,7 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[in
 
 
 def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
-    """See `plain.ternary_decode`; with lengths, a scale a piece."""
+    """See `plain.ternary_decode`; with lengths, one scale per tensor."""
     return _decode(_ternary_decode, packed, 2, (scale,), count, lengths)
 
 

@@ -14,7 +14,7 @@ from syncline.engine.tuning.profile import Profile
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
 from syncline.plan.frozen import trained
 from syncline.plan.planner import ALWAYS
-from syncline.plan.predict import built, carriers, host_seconds
+from syncline.plan.predict import built, exchanges_to_weigh, host_seconds
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
@@ -129,7 +129,7 @@ def _carried(
     sent = 2 * (sync.world - 1) / sync.world * 4
     large = int(min(most, max(least, _LARGEST_S * link.bytes_per_s / sent)))
     planned = {(row.codec, row.exchange) for row in sync.plan.units}
-    pairs = {(spec, carrier) for spec in specs for carrier in carriers(spec, sync.world)} | {
+    pairs = {(spec, carrier) for spec in specs for carrier in exchanges_to_weigh(spec, sync.world)} | {
         pair for pair in planned if pair[0] in specs
     }
 

@@ -29,7 +29,7 @@ from syncline.errors import UsageError
 from syncline.plan.costs import Costs
 from syncline.plan.frozen import ordered_as, trained, whole
 from syncline.plan.planner import WORTH, Choice, reorder, search
-from syncline.plan.predict import built, carriers, predict
+from syncline.plan.predict import built, exchanges_to_weigh, predict
 from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
@@ -201,7 +201,7 @@ class Auto:
         nothing of what a codec does to a value."""
         kinds = {(unit.codec, unit.exchange) for unit in plan.units}
         codec, carrier = min(kinds)
-        if len(kinds) > 1 or carriers(codec, costs.world) != (carrier,) or not _by_value(built(codec)):
+        if len(kinds) > 1 or exchanges_to_weigh(codec, costs.world) != (carrier,) or not _by_value(built(codec)):
             return None
         return search(self.shapes, costs, allowed=[codec], always=(), mix=False)
 

@@ -1,4 +1,4 @@
-"""The exchanges, one a file; importing this package registers them."""
+"""The exchange patterns, one per file; importing this package registers them."""
 
 from syncline.exchange.patterns import (
     allgather,

@@ -1,4 +1,4 @@
-"""allgather: everybody gets everybody's payload."""
+"""allgather: every rank gets the payloads of all ranks."""
 
 from collections.abc import Generator, Sequence
 
@@ -19,7 +19,7 @@ def gather(buffer: Tensor, place: Place) -> Generator[Op, Sequence[Tensor], Sequ
 def allgather(merge: Merge, place: Place) -> Moves:
     """Every rank decodes all payloads and adds them in rank order: no second loss.
 
-    Sends N-1 payloads a rank: for small worlds and high compression.
+    Each rank sends N-1 payloads: for few ranks and high compression.
     """
     own = merge.tensor
     shard = Shard(merge, 0, merge.tensor.numel())

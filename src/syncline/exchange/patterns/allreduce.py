@@ -1,4 +1,4 @@
-"""allreduce: the backend's own sum."""
+"""allreduce: the sum of the backend's own collective."""
 
 from syncline.codecs import Merge, Out
 from syncline.codecs.requests import adding
@@ -8,12 +8,12 @@ from syncline.exchange.moves import AllReduce, Moves, Place
 
 @exchange("allreduce", adds_only=True)
 def allreduce(merge: Merge, place: Place) -> Moves:
-    """Sum payloads that add up with one collective: NCCL's or Gloo's ring.
+    """Sum payloads that add, with one collective: NCCL's or Gloo's ring.
 
-    Sends 2(N-1)/N payloads a rank. The sum is made in the payload's precision (bf16 adds in bf16).
+    Each rank sends 2(N-1)/N payloads. The sum has the payload's precision (bf16 adds in bf16).
     """
     part, own = adding(merge, place.workers)
-    # The collective works in place: it must not write into the gradient, unless it may.
+    # The collective works in place: it must not overwrite the gradient without permission.
     keep = part.data_ptr() == merge.tensor.data_ptr() and not merge.scratch
     total = yield AllReduce(part.clone() if keep else part)
     return Out(merge.coder.decode((total,), merge.tensor.numel(), seed=merge.seed), own)

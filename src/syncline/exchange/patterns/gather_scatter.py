@@ -1,4 +1,4 @@
-"""gather-scatter: rank 0 does it all, the textbook's first way."""
+"""gather-scatter: all ranks send to rank 0, which sends the result back."""
 
 from collections.abc import Generator, Sequence
 
@@ -11,7 +11,7 @@ from syncline.exchange.moves import Move, Moves, Op, Place, Shard, result
 
 
 def gather(buffer: Tensor, place: Place) -> Generator[Op, dict[int, Tensor], Sequence[Tensor]]:
-    """Serve a `Gather`: rank 0 collects the buffers and sends all of them to everybody."""
+    """Serve a `Gather`: rank 0 collects the buffers and sends all of them to every rank."""
     others = range(1, place.world)
     size = buffer.numel()
     if place.rank:
@@ -26,7 +26,7 @@ def gather(buffer: Tensor, place: Place) -> Generator[Op, dict[int, Tensor], Seq
 
 @exchange("gather-scatter", gather=gather)
 def gather_scatter(merge: Merge, place: Place) -> Moves:
-    """Everybody sends to rank 0, which decodes, merges, encodes again and sends the result back.
+    """All ranks send to rank 0, which decodes, merges, encodes again and sends the result back.
 
     Rank 0 sends N-1 payloads and receives as many, the others one each: a baseline, and fine for two ranks.
     """

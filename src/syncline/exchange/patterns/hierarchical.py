@@ -1,4 +1,4 @@
-"""hierarchical: plain values inside a node, compressed between nodes."""
+"""hierarchical: uncompressed values inside a node, compressed values between nodes."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ BETWEEN = ("sharded", "ring", "allgather", "gather-scatter")
 
 @exchange("hierarchical")
 def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "sharded") -> Moves:
-    """Each node's first rank sums its node's plain values, exchanges with the other nodes' first, and hands out.
+    """The first rank of each node sums the node's values, exchanges with the other first ranks, and sends the result.
 
-    `node` ranks in a row are a node (the last may be smaller). Only first ranks compress, and hold residuals.
+    Each `node` consecutive ranks are a node (the last may be smaller). Only first ranks compress and have residuals.
     """
     if node < 1 or between not in BETWEEN:
         raise UsageError(f"node={node}, between='{between}': use node >= 1 and one of {', '.join(BETWEEN)}")
@@ -31,7 +31,7 @@ def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "s
     got = yield Move({}, dict.fromkeys(members, local.nbytes))
     total = local.merge(got, own_at=place.rank)
     leaders = list(range(0, place.world, node))
-    # A node's share is as large as one rank's gradient, so that thresholds mean what they mean elsewhere.
+    # Scale the node's sum to the size of one rank's gradient, so that thresholds keep their meaning.
     share = len(leaders) / place.world if merge.mean else 1.0
     spot = Place(leaders.index(leader), len(leaders), len(leaders))
     moves = EXCHANGES.get(between).merge(Merge(_times(total, share), merge.coder, merge.seed, merge.mean), spot)
@@ -47,7 +47,7 @@ def _times(x: Tensor, factor: float) -> Tensor:
 
 
 def _among(ranks: list[int], position: int, moves: Moves) -> Moves:
-    """Run an exchange among some ranks: its places are positions in `ranks`, and all-gathers become moves."""
+    """Run an exchange among some ranks: its rank numbers index `ranks`, and all-gathers become moves."""
     answer: Any = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""ring: decode, merge and encode on every hop."""
+"""ring: pass shards around a ring; decode, merge and encode on every hop."""
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
@@ -7,10 +7,10 @@ from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 @exchange("ring")
 def ring(merge: Merge, place: Place) -> Moves:
-    """Pass partial sums around, one shard a rank; then pass the finished shards around as they are.
+    """Pass partial sums around, one shard per rank; then pass the finished shards around unchanged.
 
-    Sends 2(N-1)/N payloads a rank in 2(N-1) rounds, to one neighbour only. Every hop's loss is booked to the rank
-    that encoded.
+    Each rank sends 2(N-1)/N payloads in 2(N-1) rounds, to one neighbour only. The loss of every hop goes into the
+    residual of the rank that encoded.
     """
     world, rank = place.world, place.rank
     cut = make_shards(merge, world)

@@ -1,4 +1,4 @@
-"""server: dedicated ranks aggregate, the parameter server in BytePS's shape."""
+"""server: dedicated ranks aggregate, like BytePS's parameter servers."""
 
 from syncline.codecs import Merge
 from syncline.errors import UsageError
@@ -7,7 +7,7 @@ from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 
 def workers(world: int, *, servers: int = 1) -> int:
-    """All ranks but the last `servers` bring gradients."""
+    """All ranks but the last `servers` have gradients."""
     if not 1 <= servers < world:
         raise UsageError(f"server(servers={servers}) in a world of {world}: use 1 to {world - 1} servers")
     return world - servers
@@ -17,9 +17,9 @@ def workers(world: int, *, servers: int = 1) -> int:
 def server(merge: Merge, place: Place, *, servers: int = 1) -> Moves:
     """Workers send one shard to each server, which decodes, merges, encodes again and sends it back.
 
-    The last `servers` ranks are servers: they run the same codec on zero gradients, which are not counted in the
-    mean; what their encoding loses stays in their residual and joins the next step's sum. A worker sends one
-    payload; a server one shard to each worker.
+    The last `servers` ranks are servers. They run the same codec on zero gradients, which do not count in the mean;
+    the loss of their encoding stays in their residual and joins the next step's sum. A worker sends one payload; a
+    server sends one shard to each worker.
     """
     cut = make_shards(merge, servers)
     crew = list(range(place.workers))

@@ -1,4 +1,4 @@
-"""sharded: every rank aggregates one shard, the co-located parameter server."""
+"""sharded: every rank aggregates one shard, like co-located parameter servers."""
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
@@ -7,10 +7,10 @@ from syncline.exchange.moves import Move, Moves, Place, make_shards, result
 
 @exchange("sharded")
 def sharded(merge: Merge, place: Place) -> Moves:
-    """Send each shard to its owner, who decodes, merges and encodes it again for everybody.
+    """Send each shard to its owner, who decodes, merges and encodes it again for all ranks.
 
-    Sends 2(N-1)/N payloads a rank, in two rounds. The owner's values enter its shard unharmed; the loss of the
-    second encoding is booked to the owner.
+    Each rank sends 2(N-1)/N payloads, in two rounds. The owner's own values are not compressed in its shard; the loss
+    of the second encoding goes into the owner's residual.
     """
     cut = make_shards(merge, place.world)
     others = [r for r in range(place.world) if r != place.rank]

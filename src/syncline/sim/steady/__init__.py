@@ -1,1 +1,1 @@
-"""Simulation of a plan's steady step."""
+"""Simulation of a plan's step in steady state."""

@@ -1,7 +1,7 @@
-"""The event loop: one cycle of training, from the start of a backward pass to the start of the next.
+"""The event loop of the simulator: one training cycle, from the start of a backward pass to the start of the next.
 
-When a backward pass starts nothing is in flight, for the forward before it has waited for every update. So one cycle
-is the steady state, exactly, and nothing has to settle. Written for speed: one function, state in local names.
+When a backward pass starts, nothing is in flight, because the forward pass before it has waited for every update. So
+one cycle is exactly the steady state, without a warm-up. Written for speed: one function, state in local variables.
 """
 
 import math
@@ -13,33 +13,33 @@ from syncline.sim.steady.program import STEP, Segment
 from syncline.sim.steady.scenario import Scenario, Wait
 
 Note = Callable[[str, int, float, float], None]
-"""Called with what was done (a lane), to which index (segment, job or unit), from when to when."""
+"""Called with a lane, the index of the segment, job or unit, and start and end."""
 
 _COMPUTED, _ENCODED, _LANDED, _RESUMED, _DECODED, _UPDATED = range(6)
 _NEVER = math.inf
 
 
 def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tuple[float, list[Wait]]:
-    """Seconds of one cycle, and where the training thread waited."""
+    """Seconds of one cycle, and the waits of the training thread."""
     jobs, update, rival, pipelined = s.jobs, s.update, s.rival, s.pipelined
     contention, drag = s.contention, s.drag
-    # How many times as long one that computes alone takes, less what each other that computes adds to it.
+    # Slowdown of a computation that runs alone, minus the contention that each other computation adds.
     pace = 1 - contention
     count, units, last = len(jobs), len(update), len(program)
     now = 0.0
     events: list[tuple[float, int, int]] = []  # (time, kind, index)
-    # What computes: on a clock of its own that slows down as more compute at once, and while the wire is busy. With
-    # neither contention nor drag, plain events.
+    # Computations run on their own clock, which slows down while several compute and while the network is busy.
+    # Without contention and drag they are plain events.
     busy: list[tuple[float, int, int]] = events if contention == 0 and drag == 0 else []
     busy_clock, busy_since, busy_next = 0.0, 0.0, _NEVER
-    # Active transfers share the wire equally: (the wire's clock at the end, round).
+    # Active transfers share the network equally: (network clock at the end, round).
     wires: list[tuple[float, int]] = []
     wire_clock, wire_since, wire_next = 0.0, 0.0, _NEVER
     depth = max([len(job.rounds) for job in jobs], default=0)
     queue = [[j for j in range(count) if len(jobs[j].rounds) > r] for r in range(depth)]
-    issued, sent = [0] * depth, [0] * depth  # of each round's queue, how many have been issued, have been sent
-    at = [0] * count  # the round of a job
-    stage = [0] * count  # 1: waits for its turn, 2: its latency has passed
+    issued, sent = [0] * depth, [0] * depth  # how many of each round's queue have been issued, and have been sent
+    at = [0] * count  # current round of each job
+    stage = [0] * count  # 1: waiting for its turn, 2: its latency has passed
     ready, begun = [False] * count, [0.0] * count
     free, following = s.lanes, 0
     parts = [0] * units
@@ -63,7 +63,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
         busy_next = now + (busy[0][0] - busy_clock) * (pace + contention * len(busy))
 
     def dragged(by: float) -> None:
-        """The wire has become busy, or idle."""
+        """The network has become busy or idle."""
         nonlocal busy_clock, busy_since, busy_next, pace
         if busy is not events and busy:
             busy_clock += (now - busy_since) / (pace + contention * len(busy))
@@ -82,7 +82,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
         wire_next = now + (wires[0][0] - wire_clock) * len(wires)
 
     def issue(r: int) -> None:
-        """Issue what has its turn in round r: one at a time, or all that have come if pipelined."""
+        """Issue the next jobs of round r: one at a time, or all that have arrived if pipelined."""
         line, turn = queue[r], issued[r]
         while turn < len(line) and (pipelined or turn == sent[r]):
             j = line[turn]
@@ -101,7 +101,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
         issued[r] = turn
 
     def take() -> None:
-        """Free lanes take the next launch of the order if it is ready, else an update that is due."""
+        """Free lanes take the next launch of the order if it is ready, else a pending update."""
         nonlocal free, following
         while free:
             if following < count and ready[following]:
@@ -117,7 +117,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
             free -= 1
 
     def advance() -> None:
-        """The training thread goes on with the segment at `place`, or waits for its units."""
+        """The training thread continues with the segment at `place`, or waits for its units."""
         nonlocal place, stepped, tasks, stood, since
         while place < last:
             seconds, needs, released, kind = program[place][:4]
@@ -133,7 +133,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
             if blocked:
                 stood = now
                 return
-            if note is None:  # take several at once where nothing can come between
+            if note is None:  # run several segments at once if nothing can happen between them
                 while not released and place + 1 < last:
                     more, needs, then, kind = program[place + 1][:4]
                     if kind == STEP or (needs and not all(done[unit] for unit in needs)):
@@ -157,7 +157,7 @@ def cycle(s: Scenario, program: list[Segment], note: Note | None = None) -> tupl
                 advance()
 
     def complete(j: int) -> None:
-        """A job has decoded. The lane goes on with its unit's update if that is due."""
+        """A job has decoded. Its lane continues with the unit's update if that is pending."""
         nonlocal free
         unit = jobs[j].unit
         parts[unit] -= 1

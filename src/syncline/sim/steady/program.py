@@ -1,15 +1,15 @@
-"""What the training thread does in a cycle, as a list of segments."""
+"""The training thread's work in one cycle, as a list of segments."""
 
 from typing import NamedTuple
 
 from syncline.sim.steady.scenario import Scenario
 
 STEP = "step"
-"""No work: here `optimizer.step()` is called, and updates may start."""
+"""A segment without work: `optimizer.step()` is called here, and updates may start."""
 
 
 class Segment(NamedTuple):
-    """Compute in one go: it waits for the updates that it needs, and at its end some jobs are ready."""
+    """Uninterrupted compute. It first waits for the updates in `needs`; at its end the jobs in `released` are ready."""
 
     seconds: float
     needs: tuple[int, ...]

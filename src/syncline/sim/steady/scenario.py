@@ -1,4 +1,4 @@
-"""What is simulated: the layers of a model, the launches of a plan and what they cost, as plain numbers."""
+"""Input and output of the simulator: layers of a model, jobs of a plan and their costs; step time and waits."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from syncline.trace.span import Span
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A stretch of compute between two points where the engine can act; seconds, listed in forward order."""
+    """Compute between two points where the engine can act, in seconds. Layers are listed in forward order."""
 
     name: str
     forward: float
     backward: float
     needs: tuple[int, ...] = ()
-    """Units whose parameters are first touched at the start of this layer's forward."""
+    """Units whose parameters are first read at the start of this layer's forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Job:
 
     unit: int
     ready: int
-    """The layer at the end of whose backward the gradient is complete."""
+    """The layer whose backward completes the gradient."""
     encode: float
     rounds: tuple[Transfer, ...]
     between: float = 0.0
-    """After each round but the last."""
+    """Codec work after each round but the last."""
     decode: float = 0.0
 
 
@@ -42,7 +42,7 @@ class Scenario:
     layers: tuple[Layer, ...]
     jobs: tuple[Job, ...]
     update: tuple[float, ...]
-    """Seconds for each unit, after its last job's decode and after the backward pass."""
+    """Update seconds of each unit, after the decode of its last job and after the backward pass."""
     data: float = 0.0
     """On the training thread, at the start of a step."""
     tail: float = 0.0
@@ -50,25 +50,25 @@ class Scenario:
     lanes: int = 4
     """Launches in flight at once: the engine's workers or streams."""
     rival: bool = False
-    """DDP's barrier: all updates after the last exchange, on the training thread, before the next step."""
+    """Simulate DDP: all updates after the last exchange, on the training thread, before the next step."""
     contention: float = 0.0
-    """What a second of codec or update work takes from other compute that runs meanwhile: 0 none, 1 all of it."""
+    """Seconds of other compute that one second of concurrent codec or update work costs, 0 to 1."""
     drag: float = 0.0
-    """What a second in which the wire is busy takes from compute: a host that sends and receives has less to give."""
+    """Seconds of compute that one second of network traffic costs: sending and receiving use cores too."""
     host: float = 0.0
-    """Seconds in which a host gives a GPU a step's work. It runs ahead of the GPU, and no step takes less."""
+    """Host seconds to issue a step's work to a GPU. The host runs ahead of the GPU, so a step takes at least this."""
     pipelined: bool = False
-    """A communicator's next latency passes while its transfer before is on the wire."""
+    """A communicator's next latency overlaps with its current transfer."""
 
     def __post_init__(self) -> None:
         _check(self)
 
     def with_(self, **changes: Any) -> "Scenario":
-        """The same with other fields."""
+        """A copy with some fields changed."""
         return replace(self, **changes)
 
     def ordered(self, order: Sequence[int]) -> "Scenario":
-        """The same with the jobs launched in this order of their present positions."""
+        """A copy with the jobs in this order of their current positions."""
         if sorted(order) != list(range(len(self.jobs))):
             raise UsageError(f"an order names each of the {len(self.jobs)} jobs once")
         return replace(self, jobs=tuple(self.jobs[i] for i in order))
@@ -80,12 +80,12 @@ class Scenario:
 
     @property
     def wire(self) -> float:
-        """Seconds for which a step's transfers fill the wire."""
+        """Seconds that a step's transfers take on the network."""
         return sum(one.wire for job in self.jobs for one in job.rounds)
 
     @property
     def serial(self) -> float:
-        """Seconds of a step in which everything comes one after the other."""
+        """Seconds of a step without any overlap."""
         codec = sum(job.encode + job.decode + job.between * max(0, len(job.rounds) - 1) for job in self.jobs)
         latency = sum(one.latency for job in self.jobs for one in job.rounds)
         return self.compute + self.wire + latency + codec + sum(self.update)
@@ -93,7 +93,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The training thread stood still before a layer's forward; `unit` came last. `layer` is -1 at a barrier."""
+    """The training thread waited before a layer's forward; `unit` finished last. `layer` is -1 at a barrier."""
 
     layer: int
     unit: int
@@ -102,26 +102,26 @@ class Wait:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the simulator says of a step, in seconds."""
+    """The simulator's result for a step, in seconds."""
 
     step: float
     compute: float
     wire: float
     waits: tuple[Wait, ...] = ()
-    """Where the training thread waited, in the order of time; without contention, and unless the host is the bound,
-    they sum to `exposed`."""
+    """Waits of the training thread, in order of time. Without contention, and unless the host is the bound, they sum
+    to `exposed`."""
     spans: list[Span] = field(default_factory=list)
     host: float = 0.0
-    """What a GPU's host takes to give it the step."""
+    """Host seconds to issue the step to a GPU."""
 
     @property
     def bound(self) -> float:
-        """No hardware could be faster with these launches: max(compute, wire). A slow host may keep it from that."""
+        """Lower bound for these launches: max(compute, wire). A slow host may make it unreachable."""
         return max(self.compute, self.wire)
 
     @property
     def exposed(self) -> float:
-        """What communication, codecs, updates and a slow host add to a step of compute alone."""
+        """Seconds that communication, codecs, updates and a slow host add to a step of compute alone."""
         return self.step - self.compute
 
 

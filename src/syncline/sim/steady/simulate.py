@@ -1,4 +1,4 @@
-"""`simulate`: the steady step of a scenario, and its timeline as spans."""
+"""Simulate the steady step of a scenario, optionally with its timeline as spans."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ _BEFORE = ("backward", "other")
 
 
 def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outcome:
-    """The steady state of training. `spans`: lay `steps` steps out as spans of rank 0, times from 0, steps from 1.
+    """Simulate the steady state of training. `spans`: return `steps` steps as spans of rank 0, from time 0 and step 1.
 
     >>> from syncline.sim import Job, Layer, Transfer
     >>> layers = (Layer("first", 1.0, 2.0, needs=(0,)), Layer("second", 1.0, 2.0, needs=(1,)))
@@ -36,7 +36,7 @@ def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outc
 def _lay_out(
     s: Scenario, segments: list[Segment], notes: list[tuple[str, int, float, float]], step: float, steps: int
 ) -> list[Span]:
-    """Repeat the cycle. What the step before the first left in flight is there too, as step 0."""
+    """Repeat the cycle as spans. Work in flight from the step before the first one is included as step 0."""
     name = _namer(s, segments)
     first = next(begin for lane, _, begin, _ in notes if lane == "data")
     laid = [Span(0, STEP, STEP, "", n + 1, round(n * step * _NS), round((n + 1) * step * _NS)) for n in range(steps)]

@@ -1,4 +1,4 @@
-"""A scenario over numbers of nodes and bandwidths: where does what start to pay?"""
+"""Simulate a scenario for several numbers of nodes and bandwidths, and print the steps as a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from syncline.sim.steady.simulate import simulate
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step, in seconds, at so many nodes with links of so many bytes a second."""
+    """A predicted step, in seconds, for a number of nodes and a bandwidth in bytes per second."""
 
     nodes: int
     bandwidth: float
@@ -26,12 +26,12 @@ class Prediction:
 def sweep(
     make: Callable[[int, float], Scenario], *, nodes: Sequence[int], bandwidths: Sequence[float]
 ) -> list[Prediction]:
-    """Simulate `make(nodes, bandwidth)` for each pair, nodes first. Time does not grow with the number of nodes."""
+    """Simulate `make(nodes, bandwidth)` for each pair, nodes first. The time to simulate does not grow with nodes."""
     rows = []
     for count in nodes:
         for bandwidth in bandwidths:
-            told = simulate(make(count, bandwidth))
-            rows.append(Prediction(count, bandwidth, told.step, told.compute, told.wire))
+            outcome = simulate(make(count, bandwidth))
+            rows.append(Prediction(count, bandwidth, outcome.step, outcome.compute, outcome.wire))
     return rows
 
 
