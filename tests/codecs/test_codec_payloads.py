@@ -83,7 +83,7 @@ def test_gathered_payloads_are_checked_too(spec: str) -> None:
 def test_a_payload_of_another_kind_is_refused(spec: str) -> None:
     _, coder, count = buffer_and_reader(spec)
     assert coder is not None
-    with pytest.raises(ValueError, match="no payload"):
+    with pytest.raises(ValueError, match="not a payload"):
         coder.decode((torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.zeros(3)), count)
 
 

@@ -75,7 +75,7 @@ def test_costs_come_back_from_a_file(tmp_path: Path) -> None:
         (lambda table: table.update(world=0), "world=0"),
         (lambda table: table["link"].update(bytes_per_s=0), "bytes_per_s=0"),
         (lambda table: table.update(forward=-1), "a time of -1 s"),
-        (lambda table: table.update(forward="long"), "no cost curves"),
+        (lambda table: table.update(forward="long"), "does not hold costs"),
     ],
 )
 def test_a_file_that_is_none_says_why(tmp_path: Path, change: object, says: str) -> None:
@@ -92,7 +92,7 @@ def test_no_file_and_no_json_at_all(tmp_path: Path) -> None:
         load_costs(tmp_path / "nothing.json")
     for text in ("{", "[]", "3"):
         (tmp_path / "costs.json").write_text(text)
-        with pytest.raises(UsageError, match="no cost curves"):
+        with pytest.raises(UsageError, match="does not hold costs"):
             load_costs(tmp_path / "costs.json")
 
 

@@ -83,7 +83,7 @@ def test_mistakes_are_named() -> None:
         NET.transfer("server(servers=2)", 1, 2)
     with pytest.raises(UsageError, match="leave that option out"):
         NET.transfer("ring(hops=2)", 1, 2)
-    with pytest.raises(UsageError, match="1 or more ranks a node"):
+    with pytest.raises(UsageError, match="1 or more ranks per node"):
         NET.transfer("hierarchical(node=0)", 1, 2)
     with pytest.raises(UsageError, match="more than 0"):
         Network(0.0, 0.0)
