@@ -2,25 +2,54 @@
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from syncline.errors import PeerError, SynclineWarning, UsageError
+
+if TYPE_CHECKING:
+    from syncline import codecs, exchange, plan, trace
+    from syncline.engine.attach import attach
+    from syncline.engine.sync import Sync
+    from syncline.integrations.ddp_hook import ddp_hook
+    from syncline.integrations.ddp_wrapper import DistributedDataParallel
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "DistributedDataParallel",
+    "PeerError",
+    "Sync",
+    "SynclineWarning",
+    "UsageError",
+    "attach",
+    "codecs",
+    "ddp_hook",
+    "exchange",
+    "plan",
+    "trace",
+]
+
 _PACKAGES = ("codecs", "exchange", "plan", "trace")
-_NAMES = {
-    "attach": "syncline.engine",
-    "DistributedDataParallel": "syncline.engine",
-    "ddp_hook": "syncline.integrations",
+_MODULES = {
+    "attach": "syncline.engine.attach",
+    "Sync": "syncline.engine.sync",
+    "DistributedDataParallel": "syncline.integrations.ddp_wrapper",
+    "ddp_hook": "syncline.integrations.ddp_hook",
 }
 
+if not TYPE_CHECKING:  # a type checker sees the imports above, so that a misspelled name is an error
 
-def __getattr__(name: str) -> Any:
-    # On first use: `import syncline` itself costs nothing.
-    if name in _PACKAGES:
-        return import_module(f"syncline.{name}")
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'syncline' has no attribute '{name}'")
+    def __getattr__(name: str) -> Any:
+        # On first use, so that `import syncline` does not import torch.
+        if name in _PACKAGES:
+            return import_module(f"syncline.{name}")
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
+        raise AttributeError(f"module 'syncline' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 if os.environ.get("SYNCLINE_TRACE"):

@@ -1,4 +1,4 @@
-"""`python -m syncline`."""
+"""The command line as `python -m syncline`."""
 
 from syncline.cli.main import main
 

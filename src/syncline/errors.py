@@ -1,15 +1,15 @@
-"""Errors that a user can mend: one sentence, with the fix in it."""
+"""Errors and warnings that users see: UsageError, PeerError, RankFailure, SynclineWarning."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done; the message says what would work. The CLI exits with 2."""
+    """The request cannot be carried out; the message says what would work. The CLI exits with code 2."""
 
 
 class RankFailure(RuntimeError):
-    """One rank ended with an error or a signal; the message names it and carries its traceback."""
+    """A rank ended with an error or a signal. The message names the rank; `traceback` is its own."""
 
     def __init__(self, message: str, *, rank: int, summary: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class RankFailure(RuntimeError):
 
 
 class PeerError(RuntimeError):
-    """A peer died, stopped or did not come; the message names it, `ranks` holds the ranks that it names."""
+    """A peer died, left or did not answer in time. The message names it; `ranks` are the ranks that it names."""
 
     def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)
@@ -27,11 +27,11 @@ class PeerError(RuntimeError):
 
 
 class SynclineWarning(UserWarning):
-    """Training goes on, but not as it was asked for; the message says what was found and what was done."""
+    """Training continues, but not as requested; the message says what was found and what was done."""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that is not registered: nearest match first, then all the names.
+    """The error for a name that is not registered: the nearest match, then all names.
 
     >>> str(unknown("strategy", "dpp", ["ddp", "ring"]))
     "unknown strategy 'dpp': did you mean 'ddp'? (known: ddp, ring)"

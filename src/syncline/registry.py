@@ -1,4 +1,4 @@
-"""An open registry: a decorator over a dict, plus entry points of installed packages."""
+"""An open registry of names: a decorator over a dict, plus entry points of installed packages."""
 
 import warnings
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from syncline.errors import UsageError, unknown
-from syncline.user_import import import_own
+from syncline.user_import import import_callable
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names to things of one kind. Other packages add theirs under the entry-point group `syncline.<kind>`."""
+    """Objects of one kind by name. Other packages add theirs through the entry-point group `syncline.<kind>`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -20,7 +20,7 @@ class Registry(Generic[T]):
         self._searched = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that files its object under `name`; a name can be taken once."""
+        """Decorator that registers its object as `name`; a name can be used once."""
 
         def add(item: T) -> T:
             if name in self._items:
@@ -33,11 +33,11 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The object called `name`, or an error that lists the names and the nearest one.
 
-        `package.module:name` is imported: what a user has not registered, or registers in that module.
+        `package.module:name` is imported instead of looked up: users need not register their objects.
         """
         if ":" in name:
-            own: T = import_own(name, self.kind)
-            return own
+            found: T = import_callable(name, self.kind)
+            return found
         if name not in self._items:
             self._load_entry_points()
         if name not in self._items:
@@ -58,5 +58,5 @@ class Registry(Generic[T]):
                 continue
             try:
                 self._items[point.name] = point.load()
-            except Exception as error:  # another package's fault must not take our own names away
+            except Exception as error:  # a broken package must not make our own names unusable
                 warnings.warn(f"{self.kind} '{point.name}' of {point.value} cannot be loaded: {error}", stacklevel=2)

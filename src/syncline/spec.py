@@ -1,4 +1,4 @@
-"""The one small language for codecs, strategies, models and optimizers: `name(arg=value) | name`.
+"""Parser of specs, the language for codecs, strategies, models and optimizers: `name(arg=value) | name`.
 
 >>> parse("topk(0.01) | int8")
 (Call(name='topk', args=(0.01,), kwargs={}), Call(name='int8', args=(), kwargs={}))
@@ -29,7 +29,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Call:
-    """One `name(args)` of a spec. A bare word as a value stays a string; a nested call or chain a tuple of calls."""
+    """One `name(args)` of a spec. A bare word as a value is a string, a nested call or chain a tuple of calls."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -49,7 +49,7 @@ def parse(text: str) -> tuple[Call, ...]:
 
 
 def parse_one(text: str) -> Call:
-    """The single call of a spec that may not be a chain (a strategy, a model, an optimizer)."""
+    """The only call of a spec that must not be a chain (a strategy, a model, an optimizer)."""
     chain = parse(text)
     if len(chain) != 1:
         raise UsageError(f"'{text}' is a chain: one name is expected here, without '|'")
@@ -81,7 +81,7 @@ def split(text: str) -> list[str]:
 
 
 def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) -> Any:
-    """Call `function(*lead, *call.args, **call.kwargs, **extra)`; arguments that do not fit are a `UsageError`."""
+    """Call `function(*lead, *call.args, **call.kwargs, **extra)`; wrong arguments raise a `UsageError`."""
     signature = inspect.signature(function)
     try:
         bound = signature.bind(*lead, *call.args, **call.kwargs, **extra)
@@ -99,7 +99,7 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
 
 
 def _fits(value: Any, parameter: inspect.Parameter) -> bool:
-    """Whether a value of the language has the annotated type; annotations beyond plain values are not judged."""
+    """Whether a value has the annotated type; only annotations of plain values are checked."""
     kinds = get_args(parameter.annotation) or (parameter.annotation,)
     if not set(kinds) <= {int, float, bool, str, type(None)} or parameter.kind in _VARIADIC:
         return True

@@ -1,4 +1,4 @@
-"""The user's own: `package.module:name` imported, with errors that say what is missing."""
+"""Import of a user's function or class from `package.module:name`, with errors that say what is missing."""
 
 import importlib
 import sys
@@ -8,8 +8,8 @@ from typing import Any
 from syncline.errors import UsageError
 
 
-def import_own(path: str, kind: str) -> Any:
-    """The callable at `package.module:name`; the current folder is searched too."""
+def import_callable(path: str, kind: str) -> Any:
+    """The function or class at `package.module:name`. Modules in the current folder are found too."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise UsageError(f"{kind} '{path}': write package.module:factory")
@@ -26,7 +26,7 @@ def import_own(path: str, kind: str) -> Any:
 
 
 def _import(name: str, asked: str) -> Any:
-    # An installed command does not have the current folder on its path, `python -m` has.
+    # The path of an installed command lacks the current folder; that of `python -m` has it.
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)

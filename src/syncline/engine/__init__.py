@@ -2,6 +2,5 @@
 
 from syncline.engine.attach import attach
 from syncline.engine.sync import Sync
-from syncline.integrations.ddp_wrapper import DistributedDataParallel
 
-__all__ = ["DistributedDataParallel", "Sync", "attach"]
+__all__ = ["Sync", "attach"]

@@ -35,6 +35,7 @@ def attach(
     Call it once on every rank, after the model is on its device. Parameters and buffers start as rank 0 has them. The
     loop stays as it is; `optimizer.step()` returns at once and whatever touches a parameter waits for its update.
 
+    optimizer: one or several optimizers of the model; with None, call `sync.wait()` before you read gradients.
     compress: a codec, `"powersgd(rank=4) | bf16"`; None sends gradients as they are; "auto" measures and chooses.
     plan: a `Plan` or the path of one, instead of compress and exchange.
     exchange: who talks to whom, `"ring"`; by default the codec's own.
@@ -45,6 +46,9 @@ def attach(
     tune: time a few early steps without overlap, and find the launch order for this job (on a GPU whose host is the
         bound, larger units too); not with a plan.
     sentinel: every so many steps, check that replicas are equal and residuals small; 0 never.
+    recorder: where spans are recorded; by default the process's own, which `trace.start()` or SYNCLINE_TRACE turn on.
+    seed: of codecs that draw random numbers; must be the same on all ranks.
+    workers: threads that encode and exchange, on the CPU.
     """
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     sync = Sync(

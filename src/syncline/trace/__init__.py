@@ -1,5 +1,6 @@
 """What happened: spans, their partition of a step, their export, and the import of others' traces."""
 
+from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.overlap import overlap
 from syncline.trace.analysis.partition import partition, shares, split_waits
 from syncline.trace.formats.imported import Imported, load
@@ -12,11 +13,13 @@ from syncline.trace.span import LANES, PHASES, Span
 __all__ = [
     "LANES",
     "PHASES",
+    "Analysis",
     "Imported",
     "Limits",
     "Recorder",
     "Recording",
     "Span",
+    "analyze",
     "load",
     "overlap",
     "partition",
