@@ -12,7 +12,7 @@ from syncline.errors import UsageError
 from syncline.train.data import DATA, Batch, Dataset, Need, load_data
 from syncline.train.models import MODELS, OPTIMIZERS, Blueprint, Built, Classifier, Phase, load_optimizer
 from syncline.train.models.base import one_phase
-from syncline.user_import import import_own
+from syncline.user_import import import_callable
 
 __all__ = [
     "DATA", "MODELS", "OPTIMIZERS", "Batch", "Dataset", "Phase", "Workload", "build", "load_optimizer",
@@ -51,7 +51,7 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
         # The CPU's generator alone: torch.manual_seed would also reseed every CUDA device.
         torch.default_generator.manual_seed(seed)
         if ":" in call.name:
-            made = spec.apply(call, import_own(call.name, "model"))
+            made = spec.apply(call, import_callable(call.name, "model"))
             if isinstance(made, Workload):
                 return _own_workload(made, call, data)
             blueprint = _own_module(made, call)
