@@ -1,4 +1,4 @@
-"""When a job is planned anew: pure logic, fed with what windows and probes saw."""
+"""When a job is planned again: pure logic, fed with the results of windows and probes."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ from syncline.engine.tuning.drift import AGREE, DRIFT, PROBE_SHARE, WINDOW, Drif
 class Job:
     """A job without ranks: replays windows, probes where asked to, and plans when a cause is found."""
 
-    def __init__(self, wire: float = 0.05, cost: float = 0.1) -> None:
-        self.wire, self.cost, self.same = wire, cost, False
+    def __init__(self, network: float = 0.05, cost: float = 0.1) -> None:
+        self.network, self.cost, self.same = network, cost, False
         self.drift = Drift()
-        self.drift.planned(wire)
+        self.drift.planned(network)
         self.window = 0
         self.probes: list[int] = []
         self.plans: list[tuple[int, str]] = []
@@ -22,16 +22,16 @@ class Job:
     def see(self, steps: Iterable[float]) -> "Job":
         for step in steps:
             self.window += 1
-            if self.drift.look(step):
+            if self.drift.add_window(step):
                 self.probes.append(self.window)
-                cause = self.drift.probed(self.wire, cost=self.cost)
+                cause = self.drift.add_probe(self.network, cost=self.cost)
                 if cause is not None:
                     self.plans.append((self.window, cause))
-                    self.drift.planned(self.wire, same=self.same)
+                    self.drift.planned(self.network, same=self.same)
         return self
 
 
-def test_what_stays_as_it_is_is_not_planned_again() -> None:
+def test_a_steady_job_is_not_planned_again() -> None:
     random.seed(0)
     assert Job().see(0.1 * random.uniform(1 - DRIFT / 2, 1 + DRIFT / 2) for _ in range(1000)).plans == []
 
@@ -39,14 +39,14 @@ def test_what_stays_as_it_is_is_not_planned_again() -> None:
 @pytest.mark.parametrize("mixed", [0.1, 0.13, 0.15, 0.17, 0.2])
 def test_a_change_in_the_middle_of_a_window_is_one_plan(mixed: float) -> None:
     job = Job().see([0.1] * 3)
-    job.wire *= 2
+    job.network *= 2
     job.see([mixed] + [0.2] * 50)
     ((window, cause),) = job.plans
     assert cause == "link"
     assert window <= 6, "two whole windows after the mixed one"
 
 
-def test_a_window_of_trouble_is_no_drift() -> None:
+def test_one_bad_window_is_no_drift() -> None:
     job = Job().see([0.1] * 3 + [0.5] + [0.1] * 3 + [0.05] + [0.1] * 20)
     assert job.plans == []
 
@@ -61,17 +61,17 @@ def test_many_small_drifts_add_up() -> None:
     assert len(job.plans) == 1
 
 
-def test_a_drift_whose_windows_do_not_agree_is_planned_for_in_the_end() -> None:
+def test_a_drift_whose_windows_disagree_is_planned_for_after_more_windows() -> None:
     steps = [0.2, 0.2 * (1 + 2 * AGREE)] * 10
     job = Job().see([0.1, *steps])
     assert job.plans[0] == (5, "compute")
 
 
-def test_a_link_that_changes_behind_compute_is_seen_by_the_probe() -> None:
-    """The step takes as long as ever: a faster link would do with a codec of better quality."""
+def test_a_link_that_changes_while_compute_hides_it_is_seen_by_the_probe() -> None:
+    """The step takes as long as before, but a faster link would allow a codec of better quality."""
     job = Job(cost=0.01).see([0.1] * 30)
     assert job.plans == []
-    job.wire /= 4
+    job.network /= 4
     job.see([0.1] * 50)
     ((window, cause),) = job.plans
     assert cause == "link"
@@ -80,14 +80,14 @@ def test_a_link_that_changes_behind_compute_is_seen_by_the_probe() -> None:
 
 def test_a_link_that_changes_before_the_first_window_is_over_is_seen() -> None:
     job = Job()
-    job.wire *= 2
+    job.network *= 2
     job.see([0.2] * 30)
     assert job.plans == [(2, "link")]
 
 
-def test_a_link_that_hardly_matters_is_left_alone() -> None:
-    job = Job(wire=0.001, cost=0.0001).see([0.1] * 5)
-    job.wire *= 5
+def test_a_link_that_hardly_matters_is_ignored() -> None:
+    job = Job(network=0.001, cost=0.0001).see([0.1] * 5)
+    job.network *= 5
     assert job.see([0.1] * 50).plans == []
 
 
@@ -99,14 +99,14 @@ def test_probes_cost_a_thousandth() -> None:
         assert cost * (len(job.probes) - 1) <= PROBE_SHARE * 5000 * WINDOW * 0.1
 
 
-def test_where_planning_does_not_help_it_becomes_rare() -> None:
+def test_planning_that_does_not_help_becomes_rare() -> None:
     job = Job()
     job.same = True
     job.see([0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2] * 100)
     assert 1 <= len(job.plans) <= 6
     steady = Job()
     steady.same = True
-    assert len(steady.see([0.1] * 5 + [0.2] * 200).plans) == 1, "the new time is what is usual from then on"
+    assert len(steady.see([0.1] * 5 + [0.2] * 200).plans) == 1, "the new time is the baseline from then on"
 
 
 @pytest.mark.parametrize(

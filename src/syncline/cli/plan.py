@@ -77,7 +77,7 @@ class _NotesOnly:
 def _measure(config: Config, compress: str | None) -> Path | None:
     """Train a few steps; returns the run folder, or None on every rank of a launcher but the first."""
     run = session.session_runner(config)
-    from syncline.engine.tuning.tuner import allowed_codecs
+    from syncline.engine.tuning.choose import allowed_codecs
     from syncline.plan.planner import ALWAYS
     from syncline.plan.predict import built
 

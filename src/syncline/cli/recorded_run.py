@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
-from syncline.engine.tuning.tuner import allowed_codecs
+from syncline.engine.tuning.choose import allowed_codecs
 from syncline.errors import UsageError
 from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.predict import built

@@ -132,6 +132,16 @@ class Groups:
         if odd:
             raise UsageError(f"{what} differ between the ranks: {names_of(odd)} not as rank {self.ranks[0]} has it")
 
+    def text_of_rank_0(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        size = torch.tensor([content.numel()])
+        dist.broadcast(size, src=self.ranks[0], group=self.control)
+        if self.rank:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(content, src=self.ranks[0], group=self.control)
+        return bytes(content.tolist()).decode()
+
     def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
         """Rank 0's values for all, in one message a dtype."""
         for flat, members in flattened(tensors):

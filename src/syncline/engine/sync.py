@@ -32,11 +32,12 @@ from syncline.engine.launch.batches import Where
 from syncline.engine.launch.units import Exchanged, Slot, UnitRun, units_of
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups, parent_group, timeout_of
+from syncline.engine.protocols import StepObserver, Ticket
 from syncline.engine.setup import agree, first_plan, make_executor, one_device, rounds_in
 from syncline.engine.shutdown import close_at_exit, forget
 from syncline.engine.state import States, flat_state, gathered, read_state
-from syncline.engine.tuning.profile import Profile
-from syncline.engine.tuning.tuner import Auto, allowed_codecs
+from syncline.engine.tuning.choose import allowed_codecs
+from syncline.engine.tuning.tuner import Tuner
 from syncline.errors import UsageError
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
@@ -95,14 +96,14 @@ class Sync:
         self.sentinel = sentinel
         self._sentinel = Sentinel(self, every=sentinel)
         self._stepper = Stepper(self, update)
-        self.auto: Auto | None = None
-        self._profile: Profile | None = None
+        self.auto: Tuner | None = None
+        self._profile: StepObserver | None = None
         if self.world == 1:
             return
         self._syncing = True
         self._held: list[UnitRun] = []
         self.executor: Any = None
-        self.auto = Auto(self, allowed) if allowed is not None or (tune and plan is None) else None
+        self.auto = Tuner(self, allowed) if allowed is not None or (tune and plan is None) else None
         self._compiled: Any = None
         self._watched = PeerMonitor(self)
         try:
@@ -253,6 +254,15 @@ class Sync:
         """Whether the sentinel has made units dense: they must not be compressed again."""
         return self._sentinel.fell_back
 
+    def profile(self, observer: StepObserver | None) -> None:
+        """Run steps without overlap from now on and report them to `observer`; None: back to normal."""
+        self._profile = observer
+
+    def observe_touches(self, tickets: Sequence[Ticket]) -> None:
+        """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""
+        for slot, ticket in zip(self.slots, tickets, strict=True):
+            pending.mark(slot.parameter, ticket)
+
     def owes_a_step(self) -> bool:
         """Whether the last exchange left codec states that an optimizer has still to commit."""
         return self._stepper.owes_a_step()
@@ -305,7 +315,7 @@ class Sync:
             )
         slot.fired = True
         if self._profile is not None:
-            self._profile.complete(slot)
+            self._profile.gradient_complete(slot)
         unit.missing -= 1
         if not unit.missing:
             self._go(unit)
@@ -320,7 +330,7 @@ class Sync:
         self._watched.doing = f"step {self.step}: backward"
         self._open = True
         if self.auto is not None:
-            self.auto.began(self._active)
+            self.auto.backward_begins(self._active)
         where = Where(self.step, self.rank, self.world, self.seed)
         measure = self._sentinel.due(self.step + 1)
         for unit in self.units:
@@ -371,8 +381,8 @@ class Sync:
                     unit.missing = 0
                     self._go(unit)
         if self._profile is not None:
-            self._profile.note("ended")
-            with self._profile.issuing("launches"):
+            self._profile.backward_ended()
+            with self._profile.issuing_launches():
                 for unit in self._held:
                     self.executor.ready(unit)
             self._held = []
@@ -434,7 +444,7 @@ class Sync:
         self.step += counted
         self._sentinel.after_optimizer_step(first=counted)
         if self.auto is not None:
-            self.auto.stepped(counted=counted)
+            self.auto.after_optimizer_step(first=counted)
         self._watched.doing = f"step {self.step}: forward"
         if self._compiled.outside:
             self.say("the model runs inside compiled code: every step waits for its updates")

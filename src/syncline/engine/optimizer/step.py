@@ -136,16 +136,16 @@ class Stepper:
             hook(optimizer, (optimizer,), {})
         if sync._profile is not None:
             sync._settle_gradients()
-            sync._profile.note("updating")
+            sync._profile.updates_begin()
         sync._stepping = True
         try:
             self._by_parts(optimizer)
         finally:
             sync._stepping = False
         if sync._profile is not None:
-            sync._profile.issued()
+            sync._profile.updates_issued()
             sync.wait()
-            sync._profile.note("updated")
+            sync._profile.updates_done()
         sync._stepped()
         for hook in [*optimizer._optimizer_step_post_hooks.values(), *after]:
             hook(optimizer, (optimizer,), {})
@@ -219,7 +219,7 @@ class Stepper:
         aliased: list[Any] = []
         profile = self._sync._profile
         for unit, entries in by_unit.items():
-            with nullcontext() if profile is None else profile.issuing("updates"):
+            with nullcontext() if profile is None else profile.issuing_update():
                 promise = self._schedule(optimizer, at, unit, [member for _, member in entries])
             shared = False
             for slot, member in entries:

@@ -1,137 +1,130 @@
-"""Probes between two steps: what the link carries, and what codecs cost here. All ranks probe together."""
+"""Probes of the network between two steps: bandwidth, latency, and how much traffic slows down compute.
+
+All ranks probe together. On the CPU, latency is measured while every rank computes: a message waits until a thread that
+can receive it gets a core.
+"""
 
 import statistics
+import threading
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from syncline import codecs, exchange
+from syncline._compat import NoSubclasses
 from syncline.codecs import Mean
-from syncline.codecs.build import LATE
-from syncline.engine.launch.batches import Course, Where, cells_of
-from syncline.exchange import AllGather, AllReduce, Link, Place
-from syncline.plan.costs import CodecCost, Curve
+from syncline.exchange import Link
 from syncline.sim import fit
 
+T = TypeVar("T")
+
 _SIZES = (1 << 14, 1 << 17, 1 << 19)
-"""Values of the messages that are timed, float32."""
-_TAPPED = 1 << 18
-"""Values of the message by which a running job's link is watched."""
-_REPEATS = 3
+"""float32 values of the messages that measure latency and bandwidth."""
 _TIMED = 2
+_WATCH_SIZE = 1 << 18
+"""float32 values of the message that watches the link of a running job."""
+_BUSY_SIZE, _BUSY_MESSAGES = 1 << 14, 9
+"""The same for the messages that measure latency while ranks compute, and their number."""
+_LOAD_SIZE, _LOAD_S, _LOAD_MESSAGES = 1 << 18, 0.3, 64
+"""The same for the messages that keep the network busy, for about how long, and their largest number."""
+_MATRIX = 256
+"""Side of the matrices that are multiplied meanwhile; one product takes about a millisecond."""
+
+
+def synchronized_time(device: torch.device) -> float:
+    """Seconds on the host's clock, when the device has finished all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def link_samples(link: Link, device: torch.device) -> list[tuple[float, float]]:
-    """(bytes that a rank sends, seconds) of plain all-reduces, one after the other; the first of a size warms up."""
+    """(bytes that a rank sends, seconds) of dense all-reduces, one after the other."""
     samples = []
     for count in _SIZES:
         tensor = torch.zeros(count, device=device)
-        sent = 2 * (link.place.world - 1) * 4 * count / link.place.world
-        took = []
-        for number in range(_TIMED + 1):
-            begin = _now(device)
-            link.ask(Mean(tensor))
-            seconds = _now(device) - begin
-            if number:
-                took.append(seconds)
-        samples.append((sent, statistics.median(took)))
+        samples.append((_sent_bytes(link, tensor), statistics.median(_all_reduce_seconds(link, tensor, _TIMED))))
     return samples
 
 
-def dense_seconds(link: Link, device: torch.device, total: int) -> float:
-    """What a plain all-reduce of `total` bytes takes, judged by messages of 1 MiB."""
-    tensor = torch.zeros(_TAPPED, device=device)
-    took = []
-    for _ in range(_TIMED + 1):
-        begin = _now(device)
-        link.ask(Mean(tensor))
-        took.append(_now(device) - begin)
-    # The first warms up (an idle shaper lets it pass too fast); what disturbs the others can only add to them.
-    return min(took[1:]) * total / tensor.nbytes
-
-
-def line_of(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Latency and bytes a second."""
+def fit_link(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Latency in seconds, and bytes per second."""
     network = fit(list(samples))
     return network.latency, network.bytes_per_s
 
 
-def codec_cost(spec: str, shapes: Sequence[tuple[int, ...]], world: int, device: torch.device) -> CodecCost:
-    """Encode, between and decode of a codec on gradients of these shapes, without a network."""
-    codec = codecs.build(spec)
-    carrier = exchange.build(exchange.legal(codec)[0])
-    points: dict[str, list[tuple[float, float]]] = {"encode": [], "between": [], "decode": []}
-    issues: list[list[float]] = []
-    # Numbers of its own: the job's random state belongs to its dropout.
-    numbers = torch.Generator(device=device).manual_seed(0)
-    for shape in shapes:
-        values = torch.Size(shape).numel()
-        times: list[tuple[float, float, float]] = []
-        state: list[dict[str, Tensor]] | None = None
-        issues.append([])
-        for step in range(_REPEATS):
-            grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
-            one, state = _one(codec, carrier, grad, Where(LATE + step, 0, world, 0), device, state)
-            times.append(one)
-            if device.type == "cuda":
-                issues[-1].append(_issue(codec, carrier, grad, Where(LATE + step, 0, world, 0), state))
-        for key, column in zip(points, zip(*times[1:], strict=True), strict=True):
-            points[key].append((float(values), statistics.median(column)))
-    curves = (Curve.through(points[key]) for key in ("encode", "between", "decode"))
-    return CodecCost(*curves, issue=statistics.median(min(took, default=0.0) for took in issues))
+def dense_seconds(link: Link, device: torch.device, total: int) -> float:
+    """Estimated seconds of a dense all-reduce of `total` bytes, from messages of 1 MiB."""
+    tensor = torch.zeros(_WATCH_SIZE, device=device)
+    # The smallest: other activity on the machine or the network can only add time.
+    return min(_all_reduce_seconds(link, tensor, _TIMED)) * total / tensor.nbytes
 
 
-def _issue(codec: Any, carrier: Any, grad: Tensor, where: Where, state: Any) -> float:
-    """Seconds of the host alone: nobody waits for the device, which has nothing else to do."""
-    begin = _now(grad.device)
-    _one(codec, carrier, grad, where, torch.device("cpu"), state)
-    return time.perf_counter() - begin
+def busy_latency(link: Link, bytes_per_s: float) -> float:
+    """Seconds of an all-reduce beyond the time for its bytes; run it in `while_computing`."""
+    tensor = torch.zeros(_BUSY_SIZE)
+    seconds = statistics.median(_all_reduce_seconds(link, tensor, _BUSY_MESSAGES - 1))
+    return max(0.0, seconds - _sent_bytes(link, tensor) / bytes_per_s)
 
 
-def _one(
-    codec: Any, carrier: Any, grad: Tensor, where: Where, device: torch.device, state: Any
-) -> tuple[tuple[float, float, float], list[dict[str, Tensor]]]:
-    (cells,) = cells_of(codec, ["probe"], [tuple(grad.shape)], 1)
-    course, world = Course(cells, where), where.world
-    stages: list[float] = []
-    begin = _now(device)
-    requests = course.start([grad], state or [{} for _ in cells])
-    place = Place(0, world, world)
-    while requests:
-        opened = [_open(carrier.moves(request, place)) for request in requests]
-        stages.append(_now(device) - begin)
-        # Here the network would be.
-        begin = _now(device)
-        answers = [_finish(moves, op, world) for moves, op in opened]
-        requests = course.resume(answers)
-    stages.append(_now(device) - begin)
-    kept = [dict(result.state) for result in course.results if result is not None]
-    return (stages[0], sum(stages[1:-1]), stages[-1]), kept
+def compute_slowdown(link: Link, bytes_per_s: float, barrier: Callable[[], None]) -> float:
+    """Seconds of compute lost per second in which the network is busy. `barrier` lets all ranks start together."""
+    tensor = torch.zeros(_LOAD_SIZE)
+    messages = int(min(_LOAD_MESSAGES, max(2, _LOAD_S * bytes_per_s / _sent_bytes(link, tensor))))
+
+    def load() -> None:
+        for _ in range(messages):
+            link.ask(Mean(tensor))
+
+    barrier()
+    _, alone = while_computing(lambda: time.sleep(_LOAD_S))
+    barrier()
+    _, shared = while_computing(load)
+    return max(0.0, alone / shared - 1)
 
 
-def _open(moves: Generator[Any, Any, Any]) -> tuple[Generator[Any, Any, Any], Any]:
-    return moves, next(moves)
+def while_computing(work: Callable[[], T]) -> tuple[T, float]:
+    """Do `work` in a thread while this thread computes: its result, and matrix products per second."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+    finished = threading.Event()
 
-
-def _finish(moves: Generator[Any, Any, Any], op: Any, world: int) -> Any:
-    while True:
-        got: Any
-        if isinstance(op, AllReduce):
-            got = op.tensor
-        elif isinstance(op, AllGather):
-            got = [op.buffer] * world
-        else:
-            raise AssertionError("probes run over the default exchanges")
+    def run() -> None:
         try:
-            op = moves.send(got)
-        except StopIteration as end:
-            return end.value
+            with torch.no_grad(), NoSubclasses():
+                results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            finished.set()
+
+    thread = threading.Thread(target=run, name="syncline-probe", daemon=True)
+    a, out = torch.full((_MATRIX, _MATRIX), 1e-3), torch.empty(_MATRIX, _MATRIX)
+    count, begin = 0, time.perf_counter()
+    thread.start()
+    with torch.no_grad():
+        while not count or not finished.is_set():
+            torch.mm(a, a, out=out)
+            count += 1
+    rate = count / (time.perf_counter() - begin)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0], rate
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+def _sent_bytes(link: Link, tensor: Tensor) -> float:
+    """Bytes that one rank sends in a ring all-reduce."""
+    return 2 * (link.place.world - 1) * tensor.nbytes / link.place.world
+
+
+def _all_reduce_seconds(link: Link, tensor: Tensor, count: int) -> list[float]:
+    """Seconds of `count` all-reduces, after one as a warm-up: an idle traffic shaper lets the first pass too fast."""
+    seconds = []
+    for _ in range(count + 1):
+        begin = synchronized_time(tensor.device)
+        link.ask(Mean(tensor))
+        seconds.append(synchronized_time(tensor.device) - begin)
+    return seconds[1:]

@@ -1,13 +1,14 @@
-"""A few steps without overlap, timed: when each parameter is first used, and when its gradient is complete.
+"""Profile of a few steps without overlap: when each parameter is first used, and when its gradient is complete.
 
-While a profile is taken, launches wait for the end of the backward pass and `step()` for all updates: compute is then
-alone, and the training goes on as ever. Touches are seen by tickets that have nothing to wait for.
+While a profile is taken, launches wait for the end of the backward pass and `step()` waits for all updates: compute is
+then alone on the device, and training continues as always. `TouchTicket`s note the first use of each parameter.
 """
 
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from syncline.engine.launch.units import Slot
 
 
-class Noted:
-    """A ticket that notes when its parameter is first touched."""
+class TouchTicket:
+    """A ticket with nothing to wait for; it notes when its parameter is first touched."""
 
     marked: list[Tensor] | None = None
 
@@ -25,102 +26,172 @@ class Noted:
         self._profile, self._slot = profile, slot
 
     def wait(self) -> None:
-        """Nothing is in flight."""
+        """Note the touch; nothing is in flight."""
         self._profile.touched(self._slot)
 
     def done(self) -> bool:
-        """One touch is enough."""
+        """The first touch is enough."""
         return True
 
 
+@dataclass(frozen=True)
+class ProfileTable:
+    """Medians over the profiled steps, in seconds."""
+
+    data: float
+    forward: float
+    backward: float
+    update: float
+    stretch: float
+    """Wall seconds per CPU second of the training thread: 2 if two ranks share a core."""
+    host_passes: float
+    """The host's time in forward and backward passes and in `optimizer.step()`, without the next two."""
+    host_launches: float
+    host_updates: float
+    touched: tuple[float, ...] = field(kw_only=True)
+    """By parameter: first use, from the start of the forward pass."""
+    complete: tuple[float, ...] = field(kw_only=True)
+    """By parameter: its gradient is complete, from the start of the backward pass."""
+
+    def numbers(self) -> list[float]:
+        """All fields in one list."""
+        *head, touched, complete = astuple(self)
+        return [*head, *touched, *complete]
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float]) -> "ProfileTable":
+        """The table that `numbers` wrote."""
+        rest = tuple(numbers[8:])
+        half = len(rest) // 2
+        return ProfileTable(*numbers[:8], touched=rest[:half], complete=rest[half:])
+
+
+@dataclass
+class _Step:
+    """Marks of one step: points in time on the device, seconds of the host and of the training thread's CPU."""
+
+    begun: Any
+    host_begun: float
+    cpu_begun: float
+    touches: dict[int, Any] = field(default_factory=dict)
+    completions: dict[int, Any] = field(default_factory=dict)
+    ended: Any = None
+    host_ended: float = 0.0
+    cpu_ended: float = 0.0
+    launches_before_end: float = 0.0
+    updating: Any = None
+    host_updating: float = 0.0
+    host_issued: float | None = None
+    updated: Any = None
+    launches: float = 0.0
+    updates: float = 0.0
+
+
 class Profile:
-    """Marks of some steps. On CUDA they are events on the training stream, read at the end."""
+    """Observes steps (a `StepObserver`). On CUDA, marks are events on the training stream, read at the end."""
 
     def __init__(self, device: torch.device, slots: Sequence[Slot]) -> None:
         self._cuda, self._device = device.type == "cuda", device
         self._slots = list(slots)
-        self._steps: list[dict[str, Any]] = []
-        self._now: dict[str, Any] = {}
+        self._steps: list[_Step] = []
+        self._now = self._begin()
 
     def touched(self, slot: Slot) -> None:
         """The forward pass uses a parameter for the first time."""
-        self._now.setdefault(f"t{slot.index}", self._mark())
-        self._now.setdefault("cpu touched", time.thread_time())
+        if not self._now.touches:
+            self._now.cpu_begun = time.thread_time()
+        self._now.touches.setdefault(slot.index, self._mark())
 
-    def complete(self, slot: Slot) -> None:
-        """A parameter's gradient is accumulated."""
-        self._now.setdefault(f"c{slot.index}", self._mark())
+    def gradient_complete(self, slot: Slot) -> None:
+        """A parameter's gradient was accumulated."""
+        self._now.completions.setdefault(slot.index, self._mark())
 
-    def note(self, name: str) -> None:
-        """`ended` (backward), `updating`, `updated`."""
-        self._now[name] = self._mark()
-        self._now[f"cpu {name}"] = time.thread_time()
-        self._now[f"host {name}"] = time.perf_counter()
-        if name == "ended":  # of several passes, the last one
-            self._now["launched"] = self._now.get("launches", 0.0)
-
-    def issued(self) -> None:
-        """All updates have been issued; what comes now is waiting."""
-        self._now["host stepped"] = time.perf_counter()
+    def backward_ended(self) -> None:
+        """The backward pass is over, and nothing was launched yet; of several passes, the last one counts."""
+        self._now.ended = self._mark()
+        self._now.host_ended, self._now.cpu_ended = time.perf_counter(), time.thread_time()
+        self._now.launches_before_end = self._now.launches
 
     @contextmanager
-    def issuing(self, what: str) -> Iterator[None]:
-        """The host's time in here goes to `launches` or `updates`."""
+    def issuing_launches(self) -> Iterator[None]:
+        """A context; the host's time in it is the time to issue launches."""
         begin = time.perf_counter()
         yield
-        self._now[what] = self._now.get(what, 0.0) + time.perf_counter() - begin
+        self._now.launches += time.perf_counter() - begin
 
-    def stepped(self) -> list[Noted]:
-        """A step is over; tickets for the next one, a parameter each.
+    def updates_begin(self) -> None:
+        """All gradients are averaged; `optimizer.step()` begins."""
+        self._now.updating, self._now.host_updating = self._mark(), time.perf_counter()
 
-        On CUDA the next one begins when the device has nothing to do: a host that found it busy might wait for it.
+    @contextmanager
+    def issuing_update(self) -> Iterator[None]:
+        """A context; the host's time in it is the time to issue one update."""
+        begin = time.perf_counter()
+        yield
+        self._now.updates += time.perf_counter() - begin
+
+    def updates_issued(self) -> None:
+        """All updates were issued, and are waited for now."""
+        self._now.host_issued = time.perf_counter()
+
+    def updates_done(self) -> None:
+        """All parameters are updated."""
+        self._now.updated = self._mark()
+
+    def next_step(self) -> list[TouchTicket]:
+        """End a step and begin the next one; returns a ticket for each parameter.
+
+        On CUDA the next step begins when the device is idle: the host could have to wait for a busy one.
         """
-        if "ended" in self._now and "begun" in self._now:
+        if self._now.ended is not None:
             self._steps.append(self._now)
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        self._now = {"begun": self._mark(), "cpu begun": time.thread_time(), "host begun": time.perf_counter()}
-        return [Noted(self, slot) for slot in self._slots]
+        self._now = self._begin()
+        return [TouchTicket(self, slot) for slot in self._slots]
 
     @property
     def count(self) -> int:
-        """Steps that were seen from their beginning."""
+        """Number of complete steps."""
         return len(self._steps)
 
-    def table(self) -> list[float]:
-        """Medians, in seconds: data, forward, backward, update; `stretch`; the host's for passes, launches and updates;
-        first uses and completions by parameter."""
+    def table(self) -> ProfileTable:
+        """Medians over all complete steps."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        rows = [self._row(step) for step in self._steps]
-        return [statistics.median(column) for column in zip(*rows, strict=True)]
+        rows = [self._row(step).numbers() for step in self._steps]
+        return ProfileTable.from_numbers([statistics.median(column) for column in zip(*rows, strict=True)])
 
-    def _row(self, step: dict[str, Any]) -> list[float]:
-        def at(name: str, default: float) -> float:
-            return self._seconds(step["begun"], step[name]) if name in step else default
+    def _row(self, step: _Step) -> ProfileTable:
+        def at(mark: Any, default: float) -> float:
+            return default if mark is None else self._seconds(step.begun, mark)
 
-        end = at("ended", 0.0)
-        completions = [at(f"c{slot.index}", end) for slot in self._slots]
+        end = at(step.ended, 0.0)
+        completions = [at(step.completions.get(slot.index), end) for slot in self._slots]
         first_complete = min(completions)
-        touches = [at(f"t{slot.index}", -1.0) for slot in self._slots]
+        touches = [at(step.touches.get(slot.index), -1.0) for slot in self._slots]
         seen = [t for t in touches if t >= 0] or [0.0]
         begin, last = min(seen), min(max(seen), first_complete)
-        # Between the last first use and the first gradient lie a layer's forward, the loss, and a layer's backward.
+        # Between the last first use and the first gradient are a layer's forward, the loss, and a layer's backward.
         turn = last + (first_complete - last) / 3
-        touches = [min(max(t, begin), turn) - begin if t >= 0 else 0.0 for t in touches]
-        updating, updated = at("updating", end), at("updated", end)
-        # What a second of the training thread's CPU takes: 2 where two ranks share a core.
-        cpu = step["cpu ended"] - step.get("cpu touched", step["cpu begun"])
-        stretch = max(1.0, (end - begin) / max(1e-9, cpu))
-        updates = step.get("updates", 0.0)
-        passes = step["host ended"] - step["host begun"] - step.get("launched", 0.0)
-        if "host stepped" in step and "host updating" in step:
-            passes += max(0.0, step["host stepped"] - step["host updating"] - updates)
-        return [
-            begin, turn - begin, end - turn, max(0.0, updated - updating), stretch,
-            passes, step.get("launches", 0.0), updates, *touches,
-            *(max(0.0, c - turn) for c in completions),
-        ]  # fmt: skip
+        passes = step.host_ended - step.host_begun - step.launches_before_end
+        if step.host_issued is not None and step.updating is not None:
+            passes += max(0.0, step.host_issued - step.host_updating - step.updates)
+        return ProfileTable(
+            data=begin,
+            forward=turn - begin,
+            backward=end - turn,
+            update=max(0.0, at(step.updated, end) - at(step.updating, end)),
+            stretch=max(1.0, (end - begin) / max(1e-9, step.cpu_ended - step.cpu_begun)),
+            host_passes=passes,
+            host_launches=step.launches,
+            host_updates=step.updates,
+            touched=tuple(min(max(t, begin), turn) - begin if t >= 0 else 0.0 for t in touches),
+            complete=tuple(max(0.0, c - turn) for c in completions),
+        )
+
+    def _begin(self) -> _Step:
+        return _Step(self._mark(), time.perf_counter(), time.thread_time())
 
     def _mark(self) -> Any:
         if self._cuda:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
+from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.drift import WINDOW
-from syncline.engine.tuning.tuner import PROFILED, WARM_UP, allowed_codecs
+from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.plan.run_files import COSTS, PLAN, SHAPES, shapes_text

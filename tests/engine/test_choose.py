@@ -1,4 +1,4 @@
-"""One rank searches: all have its plan, or its error."""
+"""Rank 0 searches for a plan; all ranks get its plan, or its error."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ranks import run_ranks
 from syncline.engine.process_groups import Groups
-from syncline.engine.tuning.decide import decided
+from syncline.engine.tuning.choose import from_rank_0
 from syncline.errors import UsageError
 from syncline.plan import Choice, Plan, Unit
 from syncline.train.strategies import load
@@ -27,14 +27,14 @@ def answers(rank: int, world: int) -> dict[str, Any]:
     def fail() -> Choice:
         raise ValueError("no way")
 
-    got = decided(groups, find)
+    got = from_rank_0(groups, find)
     with pytest.raises((ValueError, UsageError), match="no way"):
-        decided(groups, fail)
+        from_rank_0(groups, fail)
     groups.close()
     return {"hash": got.plan.hash, "facts": (got.step, got.bound, got.why), "asked": asked}
 
 
-def test_all_have_what_rank_0_found() -> None:
+def test_all_ranks_get_the_plan_of_rank_0() -> None:
     found = run_ranks(answers, 3)
     assert {one["hash"] for one in found} == {PLAN.hash}
     assert {one["facts"] for one in found} == {(0.25, 0.125, "why: \u00e9")}

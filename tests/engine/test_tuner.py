@@ -11,9 +11,10 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine.tuning import tuner as auto
+from syncline.engine.tuning import tuner
+from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.drift import WINDOW
-from syncline.engine.tuning.tuner import PROFILED, WARM_UP, allowed_codecs
+from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
 from syncline.plan import Host, predict
 from syncline.plan.frozen import trained
@@ -126,10 +127,10 @@ def test_compute_that_drifts_makes_all_ranks_profile_and_plan_again_once_at_the_
     assert planned_at == other
     assert len(planned_at) == 2, planned_at
     assert fired < planned_at[1] <= fired + 3 * WINDOW + 1 + PROFILED
-    assert compute[0] < 0.05 <= compute[1], "measured anew"
+    assert compute[0] < 0.05 <= compute[1], "measured again"
 
 
-def test_what_auto_takes() -> None:
+def test_codecs_that_auto_may_use() -> None:
     assert allowed_codecs("powersgd(rank=4)") is None
     assert allowed_codecs("auto(int8, powersgd(rank=4) | bf16)") == ["int8", "powersgd(rank=4) | bf16"]
     assert allowed_codecs("auto")
@@ -140,7 +141,7 @@ def test_what_auto_takes() -> None:
 
 def with_two_optimizers(rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 32768), nn.ReLU(), nn.Linear(32768, 10))  # a unit each
+    model = nn.Sequential(nn.Linear(32, 32768), nn.ReLU(), nn.Linear(32768, 10))  # one unit per layer
     first, second = (torch.optim.SGD(part.parameters(), lr=1e-4) for part in (model[0], model[2]))
     sync = syncline.attach(model, [first, second], compress="int8")
     planned_in = []
@@ -179,7 +180,7 @@ def with_an_unused_layer(rank: int, world: int) -> list[int]:
     return at
 
 
-def test_layers_that_nobody_steps_hold_no_plan_up() -> None:
+def test_layers_outside_all_optimizers_do_not_delay_the_plan() -> None:
     assert run_ranks(with_an_unused_layer, 2) == [[WARM_UP + PROFILED]] * 2
 
 
@@ -191,8 +192,8 @@ def test_a_plan_waits_for_the_last_of_several_optimizers() -> None:
 
 
 def host_bound(rank: int, world: int) -> dict[str, Any]:
-    measured = auto.measured
-    auto.measured = lambda *given: replace(measured(*given), host=Host(passes=0.01, launch=0.5, update=0.5))
+    measure_costs = tuner.measure_costs
+    tuner.measure_costs = lambda *given: replace(measure_costs(*given), host=Host(passes=0.01, launch=0.5, update=0.5))
     found: dict[str, Any] = {}
     try:
         asked = {"dense": {}, "bf16": {"compress": "bf16"}, "int8": {"compress": "int8"}, "ring": {"exchange": "ring"}}
@@ -208,12 +209,12 @@ def host_bound(rank: int, world: int) -> dict[str, Any]:
             found[name] = units[0], units[-1], kinds, sync.plan.hash
             sync.close()
     finally:
-        auto.measured = measured
+        tuner.measure_costs = measure_costs
     return found
 
 
 @pytest.mark.timeout(90)
-def test_where_the_host_is_the_bound_the_same_codec_goes_in_fewer_launches() -> None:
+def test_a_host_bound_job_gets_fewer_launches_of_the_same_codec() -> None:
     ranks = run_ranks(host_bound, 2, timeout=80)
     assert ranks[0] == ranks[1]
     for name, codec in (("dense", "none"), ("bf16", "bf16")):
@@ -246,7 +247,7 @@ def frozen(rank: int, world: int) -> dict[str, Any]:
             seen["all"] = sorted(name for unit in sync.plan.units for name in unit.parameters)
             model[1:4].requires_grad_(True)
 
-    # Two looks: one in whose window some were frozen, and none; then the profile.
+    # Two windows: in the first some were frozen, in the second none; then the profile.
     sync, losses = train(rank, WARM_UP + PROFILED + 2 * WINDOW + PROFILED + 4, model, look, compress="auto(bf16)")
     seen["moved"] = not any(torch.equal(a, b) for a, b in zip(still, model[1:4].parameters(), strict=True))
     seen["weights"] = [float(v) for p in model.parameters() for v in p.detach().flatten()[:20]]
@@ -257,7 +258,7 @@ def frozen(rank: int, world: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(90)
-def test_frozen_parameters_cost_nothing_in_a_plan_and_are_planned_when_set_free() -> None:
+def test_frozen_parameters_cost_nothing_in_a_plan_and_are_planned_once_unfrozen() -> None:
     ranks = run_ranks(frozen, 2, timeout=80)
     first = ranks[0]
     for seen in ranks:

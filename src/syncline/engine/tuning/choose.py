@@ -1,0 +1,111 @@
+"""The choice of a plan: codecs that may be chosen, the search on rank 0, and its result on every rank."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from syncline import exchange
+from syncline.codecs import Codec
+from syncline.engine.process_groups import Groups
+from syncline.engine.protocols import TunableEngine
+from syncline.errors import UsageError
+from syncline.plan.costs import Costs
+from syncline.plan.file import parse, text_of
+from syncline.plan.frozen import ordered_as, trained, whole
+from syncline.plan.planner import WORTH, Choice, reorder, search
+from syncline.plan.predict import built, exchanges_to_weigh, predict
+from syncline.plan.quality import NOISE, within
+from syncline.plan.table import Plan
+from syncline.plan.unit import Shape
+from syncline.spec import parse_one, show
+
+
+def allowed_codecs(text: str, *, device: str = "cpu") -> list[str] | None:
+    """The lossy codecs of `"auto"` or `"auto(int8, powersgd(rank=4))"`; None if the spec is not auto."""
+    if text.strip().partition("(")[0].strip() != "auto":
+        return None
+    call = parse_one(text)
+    if call.kwargs:
+        raise UsageError(f"'{text}': auto takes codecs, such as auto(int8, powersgd(rank=4)), or nothing")
+    named = [show(arg) if isinstance(arg, tuple) else str(arg) for arg in call.args]
+    for codec in named:
+        exchange.legal(codec)
+    return named or within(NOISE, device=device)
+
+
+class PlanChooser:
+    """Finds the best plan for measured costs; with `allowed=None` the codecs stay and only the launches change."""
+
+    def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None) -> None:
+        self._engine, self._allowed = engine, allowed
+        self._joined: tuple[str, Plan] | None = None
+        """Hash of a plan whose units were joined, and the plan before, whose units may come back. On rank 0."""
+
+    def choose(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
+        """The plan for parameters of these shapes. Only rank 0 searches, since ranks may share cores."""
+        return from_rank_0(self._engine.groups, lambda: self.search(costs, shapes))
+
+    def search(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
+        """The search itself; it takes no part in any communication."""
+        engine = self._engine
+        if self._allowed is not None and not engine.fell_back:
+            choice = search(shapes, costs, allowed=self._allowed)
+            return replace(choice, plan=whole(choice.plan, engine.shapes))
+        before = engine.plan
+        if self._joined is not None and self._joined[0] == before.hash:
+            before = self._joined[1]
+        found = reorder(trained(before, shapes), shapes, costs)
+        told = predict(found.plan, shapes, costs)
+        fewer = _in_fewer_launches(before, costs, shapes) if told.host >= found.step else None
+        if fewer is not None and fewer.step < found.step * (1 - WORTH):
+            why = (
+                f"{len(found.plan.order)} launches would take the host {told.host * 1e3:.1f} ms per step:"
+                f" {len(fewer.plan.order)} larger ones are predicted at {fewer.step * 1e3:.1f} ms"
+            )
+            engine.say(f"step {engine.step}: {why}")
+            kind = fewer.plan.units[0]
+            plan = whole(fewer.plan, engine.shapes, codec=kind.codec, exchange=kind.exchange)
+            self._joined = plan.hash, before
+            return replace(fewer, plan=plan, why=why)
+        why = f"launches ordered for a step of {found.step * 1e3:.1f} ms (bound {told.bound * 1e3:.1f} ms)"
+        return Choice(ordered_as(before, found.plan), found.step, told.bound, (found,), why)
+
+
+def _in_fewer_launches(plan: Plan, costs: Costs, shapes: Sequence[Shape]) -> Choice | None:
+    """The same codec in larger units, for a host that cannot feed the GPU so many launches.
+
+    None if units have different codecs, or if their codec treats a value differently in another unit.
+    """
+    kinds = {(unit.codec, unit.exchange) for unit in plan.units}
+    codec, carrier = min(kinds)
+    if len(kinds) > 1 or exchanges_to_weigh(codec, costs.world) != (carrier,) or not _independent_of_unit(built(codec)):
+        return None
+    return search(shapes, costs, allowed=[codec], always=(), mix=False)
+
+
+def _independent_of_unit(codec: Codec) -> bool:
+    """Whether each value, or each matrix, is coded on its own, whatever else is in its unit."""
+    alone = codec.view == "matrix" or codec.definition.name in ("none", "bf16", "fp16")
+    return alone and (codec.tail is None or codec.tail.adds)
+
+
+def from_rank_0(groups: Groups, find: Callable[[], Choice]) -> Choice:
+    """The result of `find` on rank 0, without the plans that it did not choose; an error is raised on every rank."""
+    error: Exception | None = None
+    text, choice = "", None
+    if groups.rank == 0:
+        try:
+            choice = find()
+            facts = {"step": choice.step, "bound": choice.bound, "why": choice.why}
+            text = json.dumps({**facts, "plan": text_of(choice.plan)})
+        except Exception as failure:
+            error, text = failure, json.dumps({"error": f"{type(failure).__name__}: {failure}"})
+    text = groups.text_of_rank_0(text)
+    if error is not None:
+        raise error
+    if choice is not None:
+        return choice
+    received = json.loads(text)
+    if "error" in received:
+        raise UsageError(f"rank {groups.ranks[0]} found no plan: {received['error']}")
+    return Choice(parse(received["plan"]), received["step"], received["bound"], (), received["why"])

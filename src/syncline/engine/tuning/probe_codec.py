@@ -1,0 +1,153 @@
+"""Probes of codecs between two steps: seconds to encode, between messages, and to decode. All ranks probe together.
+
+On a GPU a codec runs alone, without a network. On the CPU its wall time alone would say little, because the codec and
+compute slow each other down. So it runs over a real exchange while the training thread computes, CPU seconds of its
+thread are counted, and `stretch` (wall seconds per CPU second while every rank computes) turns them into wall seconds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline import codecs, exchange
+from syncline.codecs import Codec
+from syncline.codecs.build import LATE
+from syncline.engine.launch.batches import Cell, Course, Where, cells_of
+from syncline.engine.launch.bf16_buffers import Rounded
+from syncline.engine.tuning.probe_link import synchronized_time
+from syncline.exchange import AllGather, AllReduce, Exchange, Handle, Link, Place
+from syncline.plan.costs import CodecCost, Curve
+
+States = list[dict[str, Tensor]]
+StageSeconds = tuple[float, float, float]
+"""Seconds until the first message is ready, between messages, and after the last message has arrived."""
+Run = Callable[[Sequence[Cell], Where, Tensor, States], tuple[StageSeconds, States]]
+"""Runs a codec once on a gradient: its stages, and its next state."""
+
+
+def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, device: torch.device) -> CodecCost:
+    """A codec on gradients of these shapes, without a network; `issue` is the host's time for one run on a GPU."""
+    codec = codecs.build(spec)
+    carrier = exchange.build(exchange.legal(codec)[0])
+    issues: dict[torch.Size, list[float]] = {}
+
+    def run(cells: Sequence[Cell], where: Where, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+        seconds, states = _run_alone(Course(cells, where), carrier, grad, states, lambda: synchronized_time(device))
+        if device.type == "cuda":
+            # Once more without waiting for the device, which has nothing else to do.
+            begin = synchronized_time(device)
+            _run_alone(Course(cells, where), carrier, grad, states, time.perf_counter)
+            issues.setdefault(grad.shape, []).append(time.perf_counter() - begin)
+        return seconds, states
+
+    curves = _curves(codec, shapes, run, rank=0, world=world, device=device, repeats=3)
+    issue = statistics.median(map(min, issues.values())) if issues else 0.0
+    return CodecCost(*curves, issue=issue)
+
+
+def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, rank: int, stretch: float) -> CodecCost:
+    """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
+    rounded = Rounded() if str(link.exchange) == "allreduce" else None
+
+    def run(cells: Sequence[Cell], where: Where, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+        return _run_over_link(Course(cells, where, rounded=rounded), link, grad, states)
+
+    curves = _curves(
+        codecs.build(spec), shapes, run, rank=rank, world=link.place.world, device=torch.device("cpu"), repeats=4
+    )
+    return CodecCost(*(Curve(stretch * curve.fixed, stretch * curve.each) for curve in curves))
+
+
+def _curves(
+    codec: Codec,
+    shapes: Sequence[tuple[int, ...]],
+    run: Run,
+    *,
+    rank: int,
+    world: int,
+    device: torch.device,
+    repeats: int,
+) -> list[Curve]:
+    """Seconds by number of values for each stage: medians over the runs on each shape; the first run warms up."""
+    points: list[list[tuple[float, float]]] = [[], [], []]
+    # Its own random numbers: those of the job must not change.
+    numbers = torch.Generator(device=device).manual_seed(rank)
+    for shape in shapes:
+        (cells,) = cells_of(codec, ["probe"], [shape], 1)
+        states: States = [{} for _ in cells]
+        rows = []
+        for step in range(repeats):
+            grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
+            seconds, states = run(cells, Where(LATE + step, rank, world, 0), grad, states)
+            rows.append(seconds)
+        for column, line in zip(zip(*rows[1:], strict=True), points, strict=True):
+            line.append((float(torch.Size(shape).numel()), statistics.median(column)))
+    return [Curve.through(line) for line in points]
+
+
+def _run_alone(
+    course: Course, carrier: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
+) -> tuple[StageSeconds, States]:
+    """Run a codec as rank 0, with its own messages in place of those of other ranks."""
+    world = course.where.world
+    place = Place(0, world, world)
+    spent: list[float] = []
+    begin = clock()
+    requests = course.start([grad], states)
+    while requests:
+        moves = [carrier.moves(request, place) for request in requests]
+        first = [next(move) for move in moves]
+        spent.append(clock() - begin)
+        # The network would be busy here.
+        begin = clock()
+        requests = course.resume([_answer(move, op, world) for move, op in zip(moves, first, strict=True)])
+    spent.append(clock() - begin)
+    return _result(course, spent)
+
+
+def _answer(moves: Generator[Any, Any, Any], op: Any, world: int) -> Any:
+    while True:
+        if isinstance(op, AllReduce):
+            received: Any = op.tensor
+        else:
+            assert isinstance(op, AllGather), "probes run over the default exchanges"
+            received = [op.buffer] * world
+        try:
+            op = moves.send(received)
+        except StopIteration as end:
+            return end.value
+
+
+def _run_over_link(course: Course, link: Link, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+    begin = time.thread_time()
+    requests = course.start([grad], states)
+    spent: list[float] = []
+    while requests:
+        handles = [link.launch(request) for request in requests]
+        spent.append(time.thread_time() - begin)
+        begin = time.thread_time()
+        answers: list[Any] = []
+        for handle in handles:
+            begin = _drive(handle, begin, spent)
+            answers.append(handle.wait())
+        requests = course.resume(answers)
+    spent.append(time.thread_time() - begin)
+    return _result(course, spent)
+
+
+def _drive(handle: Handle, begin: float, spent: list[float]) -> float:
+    """Drive an exchange to its end and note the time between its messages, without that after the last one."""
+    while not handle.advance():
+        now = time.thread_time()
+        spent.append(now - begin)
+        begin = now
+    return begin
+
+
+def _result(course: Course, spent: Sequence[float]) -> tuple[StageSeconds, States]:
+    states = [dict(result.state) for result in course.results if result is not None]
+    return (spent[0], sum(spent[1:-1]), spent[-1]), states
