@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from syncline.bench.convergence.run import Setting, train
-from syncline.bench.timing import environment
+from syncline.bench.convergence.run import Options, train
+from syncline.bench.output import environment
 from syncline.files import write_text
 from syncline.spec import split
 
@@ -22,11 +22,11 @@ def one(job: tuple[str, int, argparse.Namespace]) -> dict:
     """One training; a row as `bench convergence` has it, with its seed."""
     codec, seed, given = job
     torch.set_num_threads(2)
-    setting = Setting(
+    options = Options(
         model=given.model, data=given.data, optimizer=given.optimizer, workers=given.workers, batch=given.batch,
         steps=given.steps, seed=seed, evaluate_every=200, device=given.device,
     )  # fmt: skip
-    return train(codec, setting, data=given.data) | {"seed": seed}
+    return train(codec, options, data=given.data) | {"seed": seed}
 
 
 def main() -> None:

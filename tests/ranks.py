@@ -14,7 +14,7 @@ from typing import Any
 CONTEXT = mp.get_context("forkserver")
 # What ranks and, in `cli/forked.py`, commands need.
 _PRELOAD = ["torch", "torch._dynamo", "syncline.train.rank.worker", "syncline.cli.main", "syncline.cli.train"]
-CONTEXT.set_forkserver_preload([*_PRELOAD, "syncline.cli.compare", "syncline.cli.progress", "syncline.report.write"])
+CONTEXT.set_forkserver_preload([*_PRELOAD, "syncline.cli.compare", "syncline.cli.progress", "syncline.report.html"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60) -> list[Any]:

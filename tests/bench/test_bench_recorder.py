@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from syncline.bench.recorder import rows
 from syncline.bench.recorder import run as recorder
 from syncline.errors import UsageError
 
@@ -45,7 +46,7 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
     records = [{"ways": {"ddp": seen([2.0, 4.0], [1.0, 2.0])}}, {"ways": {"ddp": seen([3.0, 3.0], [3.0, 3.0])}}]
     facts = {"overhead_ns_per_step": 20_000.0, "spans_per_step": 9.0}
     traces = [{"recorder": facts, "ms": {0: 2.0, 1: 3.3}}, {"recorder": facts, "ms": {0: 4.0, 1: 3.0}}]
-    row = recorder.row("ddp", records, traces)
+    row = rows.row("ddp", records, traces)
     assert row["ratio"]["step"]["median"] == pytest.approx((2.5 / 2 + 3.5 / 2.5) / 2)
     assert row["step_ms"]["off"]["median"] == 2.25
     assert {key: row["sampled"][key] for key in ("every", "steps", "rounds")} == {"every": 4, "steps": 8, "rounds": 2}
@@ -53,7 +54,7 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
     turns = row["in_turn"]
     assert turns["ratio"]["median"] == row["ratio"]["step"]["median"]
     assert turns["default"]["ratio"] == pytest.approx(1 + (turns["ratio"]["median"] - 1) / 4), "one step in four"
-    attached = recorder.in_turn([records[0]["ways"]["ddp"]], "syncline", 4)
+    attached = rows.in_turn([records[0]["ways"]["ddp"]], "syncline", 4)
     assert attached["default"]["ratio"] == pytest.approx(1 + 0.75), "watched in the steps beside it, too"
     assert row["counted_share"] == pytest.approx(0.02 / 2.25)
     assert row["partition_error"]["ranks"]["0"] == {"worst": 0.0, "median": 0.0}
@@ -73,16 +74,11 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
 def test_what_is_beyond_the_bounds_is_said(sampled, upper, apart, says):
     line = {"way": "ddp", "partition_error": {"worst": apart}, "in_turn": {"default": {"interval": [0.9, upper]}}}
     line["sampled"] = {"every": 3, "ratio": {"step": {"median": sampled}}}
-    found = recorder.judged(line)
+    found = rows.warnings(line)
     assert len(found) == len(says)
     assert all(text.endswith(end) for text, end in zip(found, says, strict=True))
 
 
-def test_few_samples_have_no_interval_but_their_range():
-    assert recorder.interval([3.0, 1.0, 2.0]) == [1.0, 3.0]
-    assert recorder.interval(list(range(5))) == [0, 4]
-
-
 def test_what_cannot_be_measured_is_said_at_once():
     with pytest.raises(UsageError, match="ranks 2 or more"):
-        recorder.measure(recorder.setting("cpu", ranks=1))
+        recorder.measure(recorder.options("cpu", ranks=1))

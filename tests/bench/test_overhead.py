@@ -5,6 +5,7 @@ import json
 import pytest
 
 from syncline.bench.overhead import run as overhead
+from syncline.bench.overhead.rows import row
 from syncline.errors import UsageError
 
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
@@ -17,17 +18,17 @@ def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     assert overhead.main(options) == 0
     shown = capsys.readouterr().out
     result = json.loads(out.read_text())
-    rows = {row["way"]: row for row in result["rows"]}
+    rows = {line["way"]: line for line in result["rows"]}
     assert list(rows) == ["alone", "ddp", "syncline", "syncline(powersgd(rank=2))"]
     assert all(way in shown for way in rows)
     assert result["environment"]["torch"]
     assert "--model=mlp(hidden=16)" in result["command"]
-    for row in rows.values():
-        assert {"step", "cpu", "thread"} == set(row["ratio_to_ddp"])
-        assert row["step_ms"]["repetitions"] == 4  # two blocks on two ranks
-        assert row["step_ms"]["low"] <= row["step_ms"]["median"] <= row["step_ms"]["high"]
-        assert set(row["phases_ms"]) == {"forward", "backward", "step", "zero_grad"}
-        assert row["memory_above_alone_of_gradients"]["after_wait"] > -0.01
+    for line in rows.values():
+        assert {"step", "cpu", "thread"} == set(line["ratio_to_ddp"])
+        assert line["step_ms"]["repetitions"] == 4  # two blocks on two ranks
+        assert line["step_ms"]["low"] <= line["step_ms"]["median"] <= line["step_ms"]["high"]
+        assert set(line["phases_ms"]) == {"forward", "backward", "step", "zero_grad"}
+        assert line["memory_above_alone_of_gradients"]["after_wait"] > -0.01
     assert rows["ddp"]["ratio_to_ddp"]["step"]["median"] == 1
     assert rows["syncline"]["loss"] == pytest.approx(rows["ddp"]["loss"], rel=1e-4)
     # A residual for every gradient, and the warm-started factors.
@@ -44,15 +45,15 @@ def test_ratios_are_of_one_round_and_memory_is_above_alone():
         return {"step": times, "cpu": times, "thread": times, "phases": [[1.0] * 4] * 2, "memory": memory, **empty}
 
     ways = {"alone": seen([1.0, 10.0], 300), "ddp": seen([2.0, 20.0], 300), "syncline": seen([3.0, 30.0], 400)}
-    row = overhead.row("syncline", [{"ways": ways, "gradient_bytes": 100}] * 2)
-    assert row["ratio_to_ddp"]["step"] == {"median": 1.5, "low": 1.5, "high": 1.5, "repetitions": 4, "issue": None}
-    assert row["above_alone_ms"]["cpu"]["high"] == 20
-    assert row["plan"] == {"units": 2}
-    assert row["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
+    found = row("syncline", [{"ways": ways, "gradient_bytes": 100}] * 2)
+    assert found["ratio_to_ddp"]["step"] == {"median": 1.5, "low": 1.5, "high": 1.5, "repetitions": 4, "issue": None}
+    assert found["above_alone_ms"]["cpu"]["high"] == 20
+    assert found["plan"] == {"units": 2}
+    assert found["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
 
 
 def test_what_cannot_be_measured_is_said_at_once():
     with pytest.raises(UsageError, match="did you mean 'powersgd'"):
-        overhead.setting("cpu", ["powersgdd"])
+        overhead.options("cpu", ["powersgdd"])
     with pytest.raises(UsageError, match="ranks 2 or more"):
-        overhead.measure(overhead.setting("cpu", ranks=1))
+        overhead.measure(overhead.options("cpu", ranks=1))

@@ -1,10 +1,9 @@
-"""The arithmetic of `bench overlap`, without ranks: step times, paired ratios, bounds, the picture's window."""
+"""Rows of `bench overlap`, without ranks: step times, paired ratios, bounds, the two steps of the timeline."""
 
 import pytest
 
-from syncline.bench.overlap.rows import Entry, pictured, rows
+from syncline.bench.overlap.rows import Entry, last_two_steps, pictured, rows
 from syncline.bench.overlap.run import contestants
-from syncline.bench.overlap.timeline import picture, stacked, window
 
 
 def entry(strategy, by_round, *, wire=None, losses=(), **more):
@@ -89,18 +88,10 @@ def test_the_window_is_the_last_two_whole_steps():
     steps = [[n * 10_000_000, n * 10_000_000 + 9_000_000] for n in range(5)]
     spans = [["exchange", "x", "u", 1, 18_000_000, 22_000_000], ["forward", "f", "", 4, 40_000_000, 41_000_000]]
     spans += [["exchange", "y", "<b>", 3, 35_000_000, 45_000_000], ["step", "step", "", 2, 20_000_000, 29_000_000]]
-    seen = window(steps, spans)
+    seen = last_two_steps(steps, spans)
     assert seen["marks"] == [0, 10, 20]
     assert seen["spans"] == [["exchange", "x", "u", 0, 2], ["exchange", "y", "<b>", 15, 20]]
-    drawn = picture(seen, name="a<b", scale_ms=40)
-    assert "<b" not in drawn.replace("<bdi", "")
-    assert drawn.count("<rect") == 2
-    assert window(steps[:2], spans) == {"marks": [], "spans": []}
-
-
-def test_spans_at_once_lie_on_lines_of_their_own():
-    spans = [["exchange", "", "", start, start + 10] for start in range(6)]
-    assert [line for line, _ in stacked(spans, deep=3)] == [0, 1, 2, 2, 2, 2]
+    assert last_two_steps(steps[:2], spans) == {"marks": [], "spans": []}
 
 
 def test_contestants_by_default():

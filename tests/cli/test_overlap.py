@@ -47,7 +47,8 @@ def test_contestants_take_turns_and_one_that_crashes_loses_only_itself(tmp_path)
     assert rows["ddp"]["loss_last"] == pytest.approx(ours["loss_dense"])
     assert 8e8 < result["link"]["measured_bits_per_s"] < 1e9
     page = (tmp_path / "b" / "overlap.html").read_text()
-    assert page.count("<svg") == 3
+    assert 'data-chart="steps"' in page
+    assert 'id="trace-1"' in page
     assert "broke on purpose" in page
     assert (tmp_path / "b" / "runs" / "ddp" / "trace.json.gz").exists()
 

@@ -1,6 +1,6 @@
 """The Triton kernels in Triton's interpreter on CPU tensors, against the plain reference; and compiled for a GPU.
 
-Runs where Triton is installed and no CUDA device is there: with one, `bench.checks` tests the compiled kernels.
+Runs where Triton is installed and there is no CUDA device; with one, `operator_checks.py` tests the compiled kernels.
 """
 
 import importlib.util

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import report_samples as samples
-from syncline.report.write import write_html
+from syncline.report.html import write_html
 from syncline.results.schema import Results
 
 pytestmark = pytest.mark.browser

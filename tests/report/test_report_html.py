@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import report_samples as samples
-from syncline.report.html import SECTIONS, embed
+from syncline.report.html import SECTIONS, embed, render_html, write_html
 from syncline.report.page import flatten
-from syncline.report.write import render_html, write_html
 from syncline.results.schema import validate
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}<!--\u2028\u202e"

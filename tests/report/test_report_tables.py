@@ -7,7 +7,7 @@ from rich.console import Console
 
 import report_samples as samples
 from syncline.report import tables
-from syncline.report.write import print_summary
+from syncline.report.tables import print_summary
 from syncline.results.schema import Results
 
 NAMES = list(samples.STRATEGIES)

@@ -11,11 +11,9 @@ import pytest
 import trace_samples as traced
 
 import report_samples as samples
-from syncline.report.columns import DEEP, columns
-from syncline.report.excerpt import excerpt
-from syncline.report.panels import panel
-from syncline.report.traces import LARGE, traces
-from syncline.report.write import render_html, write_html
+from syncline.report.html import render_html, write_html
+from syncline.report.panels import MAX_FILE_BYTES, panel, traces
+from syncline.report.spans import MAX_ROWS, columns, excerpt
 from syncline.trace import Span
 from syncline.trace.formats.load import Source, find
 
@@ -60,8 +58,8 @@ def test_columns_come_back_as_the_spans() -> None:
 def test_spans_of_a_row_do_not_overlap_but_on_the_last() -> None:
     made = [Span(0, "exchange", "x", str(i), 0, i, 1000 + i) for i in range(40)]
     rows = columns(made)["rows"]
-    assert [(slot, count) for _, _, slot, count in rows] == [(i, 1) for i in range(DEEP - 1)] + [
-        (DEEP - 1, 40 - DEEP + 1)
+    assert [(slot, count) for _, _, slot, count in rows] == [(i, 1) for i in range(MAX_ROWS - 1)] + [
+        (MAX_ROWS - 1, 40 - MAX_ROWS + 1)
     ]
     assert [row[2] for row in columns([Span(0, "data", "", "", 0, 5 * i, 5 * i + 5) for i in range(9)])["rows"]] == [0]
 
@@ -118,8 +116,8 @@ def test_a_trace_that_cannot_be_read_is_named_and_the_page_is_made(
     assert found.notes[0].startswith("ring has no timeline: ")
     write_html(samples.results(), tmp_path / "report.html")
     assert "ring has no timeline" in (tmp_path / "report.html").read_text()
-    assert LARGE > 1 << 20
-    monkeypatch.setattr("syncline.report.traces.LARGE", 10)
+    assert MAX_FILE_BYTES > 1 << 20
+    monkeypatch.setattr("syncline.report.traces.MAX_FILE_BYTES", 10)
     assert "syncline trace view" in traces(samples.results(), tmp_path).notes[0]
 
 

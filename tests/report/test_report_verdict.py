@@ -5,8 +5,7 @@ import math
 import pytest
 
 import report_samples as samples
-from syncline.report.remarks import cautions
-from syncline.report.verdict import headline, verdicts
+from syncline.report.verdict import cautions, headline, verdicts
 
 
 def said(results: object, label: str) -> str:
@@ -20,7 +19,7 @@ def test_gather_scatter_is_explained_by_its_bytes() -> None:
     assert "2(N-1)S = 221 MB" in text
     assert "at 1 Gbit/s" in text
     assert "moving 4.0x its bytes" in text
-    assert "losses are those of all-reduce" in text
+    assert "losses equal those of all-reduce" in text
     assert "BatchNorm buffers differ" in text
 
 

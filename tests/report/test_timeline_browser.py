@@ -8,9 +8,8 @@ import pytest
 import trace_samples as traced
 
 import report_samples as samples
-from syncline.report.html import render_view
+from syncline.report.html import render_view, write_html
 from syncline.report.panels import panel
-from syncline.report.write import write_html
 from syncline.trace import LANES, Span, partition
 from syncline.trace.formats.load import Source, find
 

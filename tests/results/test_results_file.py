@@ -137,6 +137,6 @@ def test_keys_of_a_later_version_are_kept() -> None:
 def test_results_need_neither_jinja_nor_rich() -> None:
     code = (
         "import sys; sys.modules['jinja2'] = sys.modules['rich'] = sys.modules['markupsafe'] = None\n"
-        "import syncline.results.file, syncline.stats, syncline.report.verdict, syncline.report.write"
+        "import syncline.results.file, syncline.stats, syncline.report.verdict, syncline.report.html"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

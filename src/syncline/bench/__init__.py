@@ -1,1 +1,1 @@
-"""Measurements of parts: codecs and operators as fractions of a copy, in the same run."""
+"""Benchmarks, one room for each: run.py coordinates, rank.py is what ranks do, rows.py and table.py show it."""

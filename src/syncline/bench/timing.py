@@ -1,6 +1,5 @@
-"""Timing on the CPU and on CUDA: warm-up, repetitions, median and spread."""
+"""Timing on the CPU and on CUDA: clock, warm-up, repetitions, median and quartiles, ratios of paired times."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,13 +8,15 @@ from typing import Any
 
 import torch
 
-# 4096**3 products in float32: some milliseconds of a large GPU's time.
-_PLUG, _PLUGS = 4096, 3
+from syncline.stats import median, quartiles
+
+# Matrix products that keep a large GPU busy for some milliseconds: their size and number.
+_FILLER_SIZE, _FILLERS = 4096, 3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds over the repetitions: median, quartiles, how many; `issue` is what the host was held up."""
+    """Milliseconds: median, quartiles, number of repetitions, and the host time to issue the work (`issue`)."""
 
     median: float
     low: float
@@ -30,32 +31,34 @@ class Timing:
 
 def summarize(samples: Sequence[float]) -> Timing:
     """Median and quartiles of times in milliseconds."""
-    if len(samples) < 2:
-        only = samples[0]
-        return Timing(only, only, only, 1)
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Timing(median, low, high, len(samples))
+    low, high = quartiles(samples)
+    return Timing(median(samples), low, high, len(samples))
+
+
+def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Ratios of times that were measured in the same round, so that a drift of the machine cancels."""
+    return [a / b for a, b in zip(mine, others, strict=True)]
 
 
 class Clock:
-    """Marks in time on one device: events on CUDA, which are read at the end alone; the clock on the CPU.
+    """Marks in time on one device: events on CUDA (read only at the end), the host's clock on the CPU.
 
-    On CUDA the time between marks is the device's: `plug` keeps it busy while the host issues what is timed, as
-    training does, so that launch gaps are not counted. What the host needs to issue it is told apart.
+    On CUDA the time between marks is device time: `keep_busy` occupies the device while the host issues the work, as
+    training does, so that gaps between launches are not counted. The host time is measured separately.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self._plug = torch.ones(_PLUG, _PLUG, device=device) if self.cuda else None
+        self._filler = torch.ones(_FILLER_SIZE, _FILLER_SIZE, device=device) if self.cuda else None
 
-    def plug(self) -> None:
-        """Milliseconds of other work for the device, so that the host can run ahead; nothing on the CPU."""
-        if self._plug is not None:
-            for _ in range(_PLUGS):
-                torch.mm(self._plug, self._plug)
+    def keep_busy(self) -> None:
+        """Give the device milliseconds of other work, so that the host can run ahead. Does nothing on the CPU."""
+        if self._filler is not None:
+            for _ in range(_FILLERS):
+                torch.mm(self._filler, self._filler)
 
     def mark(self) -> Any:
-        """Now, in the device's order of work."""
+        """The current moment in the device's order of work."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -70,7 +73,7 @@ class Clock:
         return float(first.elapsed_time(last))
 
     def time(self, calls: Sequence[Callable[[], object]], *, budget_s: float = 0.5, most: int = 50) -> Timing:
-        """Time calls in turn (equal work on unlike memory, so that no cache holds it) until the budget is spent."""
+        """Time the calls in rotation until the budget is spent: equal work on different memory, so no cache helps."""
         for call in calls[:2]:
             call()
         if self.cuda:
@@ -79,32 +82,26 @@ class Clock:
         began = time.perf_counter()
         issue: list[float] = []
         while len(marks) < 3 or (len(marks) < most and time.perf_counter() - began < budget_s):
-            self.plug()
+            self.keep_busy()
             first = self.mark()
             at = time.perf_counter()
             calls[len(marks) % len(calls)]()
             issue.append((time.perf_counter() - at) * 1e3)
             marks.append((first, self.mark()))
             if self.cuda:
-                torch.cuda.synchronize()  # else plugs pile up, and the budget would count launches, not work
-        return replace(summarize([self.between(a, b) for a, b in marks]), issue=statistics.median(issue))
+                torch.cuda.synchronize()  # else work piles up, and the budget would count launches only
+        return replace(summarize([self.between(a, b) for a, b in marks]), issue=median(issue))
 
 
 def copy_time(device: torch.device, sources: Sequence[torch.Tensor], **limits: Any) -> Timing:
-    """What a copy of these tensors takes: the yardstick of everything else."""
+    """Time of a copy of these tensors: the reference for all other times."""
     targets = [torch.empty_like(s) for s in sources]
     pairs = zip(targets, sources, strict=True)
     return Clock(device).time([partial(t.copy_, s) for t, s in pairs], **limits)
 
 
 def inputs(count: int, device: torch.device, *, spread_bytes: int = 1 << 28, most: int = 8) -> list[torch.Tensor]:
-    """Random float32 tensors, so many that together they are larger than a cache."""
+    """Random float32 tensors, enough of them to be larger than the cache together."""
     copies = max(1, min(most, spread_bytes // max(1, 4 * count)))
     generator = torch.Generator(device=device).manual_seed(0)
     return [torch.randn(count, device=device, generator=generator) for _ in range(copies)]
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return {"torch": torch.__version__, "device": str(name), "threads": torch.get_num_threads()}

@@ -44,16 +44,15 @@ def codecs(
     torch_device = _torch_device(device)
     names = _codec_names(codecs)
     _use_threads(threads)
-    from syncline.bench.codecs import page
-    from syncline.bench.codecs import run as bench
+    from syncline.bench.codecs import speed, table
 
-    shapes = [shape for shape in bench.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
+    shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
     if not shapes:
         raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
-    result = bench.measure(torch_device, names=names, shapes=shapes)
+    result = speed.measure(torch_device, names=names, shapes=shapes)
     console = Console(stderr=as_json)
-    table = bench.rich_table(result, width=console.width)
-    _finish("codecs", result, table, console, out=out, page=page.page(result), as_json=as_json)
+    shown = table.console_table(result, width=console.width)
+    _finish("codecs", result, shown, console, out=out, page=table.page(result), as_json=as_json)
 
 
 @app.command()
@@ -73,18 +72,14 @@ def convergence(
     _check_steps(steps)
     names = _codec_names(codecs)
     _use_threads(threads)
-    from rich.table import Table
-
-    from syncline.bench.convergence import page
-    from syncline.bench.convergence.run import Setting, measure
+    from syncline.bench.convergence import table
+    from syncline.bench.convergence.run import Options, measure
 
     console = Console(stderr=as_json)
-    setting = Setting(steps=steps or Setting.steps, data=data, seed=seed, model=model or Setting.model)
-    result = measure(setting, names, progress=lambda text: say(text, console))
-    table = Table(*page.HEADINGS, title=f"convergence on {result['setting']['data']}", box=None, pad_edge=False)
-    for row in result["rows"]:
-        table.add_row(*page.cells(row))
-    _finish("convergence", result, table, console, out=out, page=page.page(result), as_json=as_json)
+    options = Options(steps=steps or Options.steps, data=data, seed=seed, model=model or Options.model)
+    result = measure(options, names, progress=lambda text: say(text, console))
+    shown = table.console_table(result)
+    _finish("convergence", result, shown, console, out=out, page=table.page(result), as_json=as_json)
 
 
 @app.command()
@@ -106,11 +101,12 @@ def overhead(
     names = _codec_names(codecs)
     _use_threads(threads)
     from syncline.bench.overhead import run as bench
+    from syncline.bench.overhead.rows import console_table
 
     console = Console(stderr=as_json)
-    setting = bench.setting(device, names, model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(setting, progress=lambda text: say(text, console))
-    _finish("overhead", result, bench.rich_table(result, width=console.width), console, out=out, as_json=as_json)
+    options = bench.options(device, names, model=model, steps=steps, threads=threads, seed=seed)
+    result = bench.measure(options, progress=lambda text: say(text, console))
+    _finish("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)
 
 
 @app.command()
@@ -128,11 +124,12 @@ def recorder(
     _check_steps(steps)
     _use_threads(threads)
     from syncline.bench.recorder import run as bench
+    from syncline.bench.recorder.rows import console_table
 
     console = Console(stderr=as_json)
-    setting = bench.setting(device, model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(setting, progress=lambda text: say(text, console))
-    _finish("recorder", result, bench.rich_table(result), console, out=out, as_json=as_json)
+    options = bench.options(device, model=model, steps=steps, threads=threads, seed=seed)
+    result = bench.measure(options, progress=lambda text: say(text, console))
+    _finish("recorder", result, console_table(result), console, out=out, as_json=as_json)
 
 
 @app.command()
@@ -179,7 +176,7 @@ def overlap(
     if config.cluster.nodes:
         session.enter_user_namespace()
     from syncline.bench.overlap import run as bench
-    from syncline.bench.overlap.course import Turns
+    from syncline.bench.overlap.rounds import Turns
     from syncline.bench.overlap.table import print_tables
 
     chosen = _contestants(strategies, compress, buckets, also)

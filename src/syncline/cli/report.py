@@ -9,7 +9,8 @@ from rich.console import Console
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
-from syncline.report.write import print_summary, write_html
+from syncline.report.html import write_html
+from syncline.report.tables import print_summary
 from syncline.results import file as results_file
 
 app = new_app()

@@ -77,7 +77,7 @@ def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | N
     if as_json:
         sys.stdout.write((path / "results.json").read_text())
     else:
-        from syncline.report.write import print_summary
+        from syncline.report.tables import print_summary
 
         print_summary(results, console)
         say(f"report: {path / 'report.html'}\nresults: {path / 'results.json'}", console)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NODES = (2, 4, 8, 16, 64, 256)
 BANDWIDTHS = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2.5Gbit", "5Gbit", "10Gbit", "25Gbit", "100Gbit")
-PLOT = "sweep.svg"
+PLOT = "sweep.html"
 
 app = new_app()
 
@@ -131,6 +131,7 @@ def _sweep(
     from syncline.files import write_text
     from syncline.plan.planner import ALWAYS
     from syncline.plan.whatif import stops_paying, sweep
+    from syncline.report.bench_pages import Table, sweep_page
 
     record = found.record
     allowed, only = found.codecs(compress)
@@ -161,7 +162,7 @@ def _sweep(
     plot = found.folder / PLOT
     title = f"Step time over bandwidth: {record.strategy}, measured on {record.costs.world} ranks"
     try:
-        write_text(show.svg(rows, pays, title=title), plot)
+        write_text(sweep_page(rows, pays, Table(show.HEADINGS, list(map(show.cells, rows))), title=title), plot)
     except OSError as error:
         raise UsageError(f"cannot write {plot}: {error.strerror}; copy the run to a folder of yours") from None
     text = "\n".join([show.table(rows), show.verdict(pays, max(r["bandwidth"] for r in rows)), f"plot: {plot}"])

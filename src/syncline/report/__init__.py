@@ -1,1 +1,1 @@
-"""What a comparison found: the results file, its statistics, verdicts, console tables and the HTML page."""
+"""The report: verdicts, console tables, and every HTML page (report, traces, benchmarks, sweeps)."""

@@ -1,7 +1,6 @@
-"""Figures that need more than one run: speed-up, efficiency, loss differences, bytes against theory, spread.
+"""Figures derived from results: speed-up, efficiency, loss differences, bytes against theory, spread of ranks.
 
-Pure functions of a results dict. A figure that cannot be computed (its run crashed, there is no baseline) is
-None, never a guess.
+Pure functions of a results dict. A figure that cannot be computed (the run crashed, or there is no baseline) is None.
 """
 
 from collections import Counter
@@ -46,14 +45,14 @@ class Row:
 
 
 def rows(results: Results) -> list[Row]:
-    """One row a run, in the file's order."""
+    """One row per run, in the order of the file."""
     runs = results["runs"]
     names = labels(runs)
     return [_row(run, name, runs, names) for run, name in zip(runs, names, strict=True)]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What each run is called: its spec, `x N` behind it when one spec ran at several world sizes, always unique."""
+    """A unique name for each run: its spec, followed by `xN` if that spec ran at several world sizes."""
     sizes: dict[str, set[int]] = {}
     for run in runs:
         sizes.setdefault(run["strategy"], set()).add(run.get("world_size", 0))
@@ -73,22 +72,22 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def workers(run: Run) -> int:
-    """Ranks that compute gradients: `world_size`; dedicated servers come on top of it."""
+    """Ranks that compute gradients: `world_size`, without dedicated servers."""
     return run.get("world_size", 1)
 
 
 def step_median(run: Run) -> float | None:
-    """The median step in ms, first step left out."""
+    """The median step in ms, without the first step."""
     return finite(run.get("step_ms", {}).get("median"))
 
 
 def steady(run: Run) -> list[float]:
-    """All step times but the first."""
+    """All step times except the first."""
     return numbers(run.get("step_ms_series", [])[1:])
 
 
 def parts_ms(run: Run) -> dict[str, float]:
-    """The median step cut by the run's shares, in ms."""
+    """Milliseconds of each part: its share of the median step."""
     middle = step_median(run) or 0.0
     return {part: share(run, part) * middle for part in SHARES}
 
@@ -99,7 +98,7 @@ def share(run: Run, part: str) -> float:
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> Run | None:
-    """What `run` is compared with: `single`; without it the same strategy at the smallest world size."""
+    """The run to compare `run` with: `single`, or else the same strategy at its smallest world size."""
     single = next((r for r in runs if r["strategy"] == BASELINE and ok(r)), None)
     if single is not None:
         return single
@@ -111,7 +110,7 @@ def baseline(run: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def speedup(run: Run, base: Run | None) -> float | None:
-    """Samples a second over the baseline's."""
+    """Samples per second divided by those of the baseline."""
     if base is None or not ok(run):
         return None
     ours, theirs = finite(run.get("samples_per_s")), finite(base.get("samples_per_s"))
@@ -119,13 +118,13 @@ def speedup(run: Run, base: Run | None) -> float | None:
 
 
 def efficiency(run: Run, base: Run | None) -> float | None:
-    """Speed-up over the growth in ranks: 1 when every added rank adds its full worth."""
+    """Speed-up divided by the growth in ranks: 1 is perfect scaling."""
     ratio = speedup(run, base)
     return None if ratio is None or base is None else ratio * workers(base) / workers(run)
 
 
 def loss_difference(one: Run, other: Run) -> float | None:
-    """The largest distance between two loss curves at the same step; None where their batches differ."""
+    """The largest difference of two loss curves at the same step; None if the batches differ."""
     if one.get("batch") != other.get("batch"):
         return None
     pairs = [(finite(a), finite(b)) for a, b in zip(one.get("loss", []), other.get("loss", []), strict=False)]
@@ -134,7 +133,7 @@ def loss_difference(one: Run, other: Run) -> float | None:
 
 
 def wire_ratio(run: Run) -> float | None:
-    """Measured bytes over the formula's; None when the bytes were not measured."""
+    """Measured bytes divided by the bytes of the formula; None if they were not measured."""
     wire = run.get("wire", {})
     theory, bytes_ = finite(wire.get("theory_bytes")), finite(run.get("wire_bytes_per_step"))
     return bytes_ / theory if wire.get("measured") and theory and bytes_ is not None else None
@@ -147,7 +146,7 @@ def rank_spread(run: Run) -> float | None:
 
 
 def late_rank(run: Run) -> tuple[int, float] | None:
-    """The rank the others wait for (it waits least) and how long the longest wait for it is, in ms a step."""
+    """The straggler (the rank that waits least) and the longest wait for it, in ms per step."""
     waits = []
     for rank in run.get("ranks", []):
         middle = finite(rank.get("step_ms", {}).get("median"))

@@ -1,20 +1,20 @@
-"""How figures are written, in the console, the verdicts and the page alike: three significant digits, one unit."""
+"""Numbers and names as text for the console, the verdicts and the pages: three significant digits, one unit."""
 
 import math
 import re
 import unicodedata
 
 NONE = "-"
-"""What stands where a figure does not exist."""
+"""Shown where a figure does not exist."""
 
 
 def absent(value: float | None) -> bool:
-    """Whether there is no number to write."""
+    """Whether there is no finite number to show."""
     return value is None or not math.isfinite(value)
 
 
 def significant(value: float, *, digits: int = 3) -> str:
-    """`value` with so many significant digits, never in scientific notation above 1e-4.
+    """`value` with `digits` significant digits, never in scientific notation above 1e-4.
 
     >>> [significant(v) for v in (1234.5, 88.54, 0.01234, 0)]
     ['1234', '88.5', '0.0123', '0']
@@ -27,6 +27,15 @@ def significant(value: float, *, digits: int = 3) -> str:
         return f"{value:.1e}"
     text = f"{value:.{digits}g}"
     return f"{float(text):f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+def rounded(value: float | None) -> float | None:
+    """`value` to six significant digits, for a chart: more cannot be seen and would double the page.
+
+    >>> rounded(0.123456789)
+    0.123457
+    """
+    return None if value is None else float(f"{value:.6g}")
 
 
 def duration(ms: float | None) -> str:
@@ -78,12 +87,12 @@ def percent(share: float | None) -> str:
 
 
 def accuracy(share: float | None) -> str:
-    """A share of right answers, to a tenth of a percent."""
+    """A share of correct answers, to a tenth of a percent."""
     return NONE if share is None or absent(share) else f"{share * 100:.1f}%"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio: `4.0x`, and more digits only where they tell something."""
+    """A ratio: `4.0x`, with two decimals below 2 and none from 20 on."""
     if ratio is None or absent(ratio):
         return NONE
     return f"{ratio:.0f}x" if ratio >= 20 else f"{ratio:.1f}x" if ratio >= 1.95 else f"{ratio:.2f}x"

@@ -1,30 +1,29 @@
-"""The self-contained page: one file, no fetch, opened from disk or served, with a strict content policy.
+"""Render self-contained HTML pages from the templates, styles and scripts in `assets/`.
 
-Style and script are inlined from `assets/` and allowed by their hashes alone; whatever comes from the results is
-escaped, in markup by the template engine and in the data block by `embed`.
+A page is one file that fetches nothing and can be opened from disk. Style and script are inlined and allowed by their
+hashes alone. Whatever comes from the data is escaped: in markup by the template engine, in the data block by `embed`.
+jinja2 is imported when a page is rendered, so that a machine that only trains does not need it.
 """
 
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from syncline import __version__
+from syncline.files import write_text
 from syncline.report import figures
-from syncline.report.columns import ORDER
 from syncline.report.page import PARTS, page
-from syncline.report.panels import Panel
-from syncline.report.traces import Traces
+from syncline.report.panels import Panel, Traces, traces
+from syncline.report.spans import ORDER
 from syncline.results.schema import Results
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "page.css", "charts.css", "diagnosis.css", "timeline.css")
-CHARTS = ("core.js", "axes.js", "lines.js", "bars.js", "charts.js", "main.js")
+CHARTS = ("core.js", "axes.js", "lines.js", "bars.js")
 TIMELINES = (
     "spans.js",
     "phases.js",
@@ -40,9 +39,8 @@ TIMELINES = (
     "stepbars.js",
     "timeline.js",
     "pair.js",
-    "runs.js",
 )
-"""The scripts, in the order in which they are put together; the second part is for pages with timelines."""
+"""Scripts in the order in which they are joined; `TIMELINES` only in pages that have spans."""
 SECTIONS = (
     "verdicts",
     "summary",
@@ -57,49 +55,104 @@ SECTIONS = (
     "crashes",
     "setup",
 )
-"""Templates in `assets/sections`, in the page's order; each decides itself whether it has something to show."""
+"""Templates in `assets/sections`, in the page's order. A section without content renders nothing."""
 
 COLORS = 10
-"""Colours of the palette; an eleventh strategy takes the first again, with a dashed line."""
+"""Colours in the palette. The eleventh strategy gets the first colour again, with a dashed line."""
+
+_FILTERS = (
+    "accuracy",
+    "bandwidth",
+    "between",
+    "duration",
+    "number",
+    "one_line",
+    "percent",
+    "plural",
+    "printable",
+    "significant",
+    "size",
+    "times",
+    "unbroken",
+)
 
 
-def render(results: Results, *, traced: Traces | None = None) -> str:
-    """The page of results as text, with the timelines of the runs that have a trace."""
-    content, traced = page(results), traced or Traces()
-    return _render("page.html.j2", content.data, traced, page=content, results=results, sections=SECTIONS)
-
-
-def render_view(panels: Sequence[Panel], *, title: str, source: str, notes: Sequence[str] = ()) -> str:
-    """The page of traces without results as text; `notes` say which traces are missing, and why."""
-    data = {"parts": [{"key": key, "name": name} for key, name in PARTS.items()], "runs": [], "curves": []}
-    return _render(
-        "view.html.j2", data, Traces(tuple(panels), tuple(notes)), title=title, source=source, version=__version__
+def render_html(results: Results, *, folder: Path | None = None) -> str:
+    """The report page as text. With the run folder, it includes the timelines of the traces found there."""
+    content, found = page(results), Traces() if folder is None else traces(results, folder)
+    return render(
+        "page.html.j2",
+        content.data,
+        spans=[panel.data for panel in found.panels],
+        page=content,
+        results=results,
+        sections=SECTIONS,
+        traces=found,
     )
 
 
-def _render(template: str, data: Mapping[str, Any], traced: Traces, **content: Any) -> str:
-    style, script = _joined("css", STYLES), _joined("js", CHARTS + (TIMELINES if traced.panels else ()))
-    text = (
-        _environment()
-        .get_template(template)
-        .render(
-            **content,
-            traces=traced,
-            parts=PARTS,
-            lanes=ORDER[1:],
-            colors=COLORS,
-            policy=policy(style=style, script=script),
-            style=Markup(style),  # noqa: S704 - our own files
-            script=Markup(script),  # noqa: S704 - our own files
-            data=Markup(embed(data)),  # noqa: S704 - escaped by embed
-            trace_data=[Markup(embed(panel.data)) for panel in traced.panels],  # noqa: S704 - escaped by embed
-        )
+def write_html(results: Results, path: str | os.PathLike[str], *, folder: Path | None = None) -> None:
+    """Write the report page to `path` atomically. Traces are read from `folder`, by default the folder of `path`."""
+    write_text(render_html(results, folder=folder or Path(path).parent), path)
+
+
+def render_view(panels: Sequence[Panel], *, title: str, source: str, notes: Sequence[str] = ()) -> str:
+    """The page of traces without results as text. `notes` name the traces that are missing, and why."""
+    return render(
+        "view.html.j2",
+        {"parts": parts(), "runs": [], "curves": []},
+        spans=[panel.data for panel in panels],
+        title=title,
+        source=source,
+        version=__version__,
+        traces=Traces(tuple(panels), tuple(notes)),
+    )
+
+
+def parts() -> list[dict[str, str]]:
+    """The parts of a step for the scripts, in the order of a step."""
+    return [{"key": key, "name": name} for key, name in PARTS.items()]
+
+
+def render(
+    template: str,
+    data: Mapping[str, Any],
+    *,
+    spans: Sequence[Mapping[str, Any]] = (),
+    charts: str = "charts.js",
+    **content: Any,
+) -> str:
+    """A page as text: `data` and `spans` are for the scripts, `charts` is the script that draws this kind of page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    timelines = TIMELINES if spans else ()
+    scripts = (*CHARTS, *timelines, charts, "main.js", *(["runs.js"] if spans else []))
+    style, script = _joined("css", STYLES), _joined("js", scripts)
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(figures, name) for name in _FILTERS}
+    text = environment.get_template(template).render(
+        **content,
+        parts=PARTS,
+        lanes=ORDER[1:],
+        colors=COLORS,
+        policy=policy(style=style, script=script),
+        style=Markup(style),  # noqa: S704 - our own files
+        script=Markup(script),  # noqa: S704 - our own files
+        data=Markup(embed(data)),  # noqa: S704 - escaped by embed
+        trace_data=[Markup(embed(one)) for one in spans],  # noqa: S704 - escaped by embed
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a name must not stop the report
 
 
 def policy(*, style: str, script: str) -> str:
-    """The content policy: nothing may be fetched, and only this style and this script may run."""
+    """The content security policy: nothing may be fetched, and only this style and this script may run."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -112,32 +165,7 @@ def embed(data: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    names = (
-        "accuracy",
-        "bandwidth",
-        "between",
-        "duration",
-        "number",
-        "one_line",
-        "percent",
-        "plural",
-        "printable",
-        "significant",
-    )
-    for name in (*names, "size", "times", "unbroken"):
-        environment.filters[name] = getattr(figures, name)
-    return environment
-
-
-def _joined(kind: str, names: tuple[str, ...]) -> str:
+def _joined(kind: str, names: Sequence[str]) -> str:
     return "\n".join((ASSETS / kind / name).read_text(encoding="utf-8") for name in names)
 
 

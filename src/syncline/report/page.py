@@ -1,15 +1,15 @@
-"""What the HTML page shows, as plain data: the template formats it, the charts draw it. No markup here."""
+"""Content of the report page as plain data: the template formats it, the scripts draw it. No markup here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from syncline.report.compare import Row, parts_ms, rows, share, step_median
-from syncline.report.figures import one_line
-from syncline.report.remarks import cautions
+from syncline.report.figures import one_line, rounded
 from syncline.report.scaling import Curve, StartUp, curves, start_ups
-from syncline.report.verdict import Verdict, headline, verdicts
+from syncline.report.verdict import Verdict, cautions, headline, verdicts
 from syncline.results.file import finite
-from syncline.results.schema import SHARES, Rank, Results, Run
+from syncline.results.schema import SHARES, Results, Run
 
 PARTS = {
     "data": "data",
@@ -21,21 +21,22 @@ PARTS = {
     "update": "update",
     "other": "other",
 }
-"""The shares as the page names them, in the order of a step."""
+"""Names of the parts of a step on the page, in the order of a step."""
 
-_DIGITS = 6  # significant digits of a point in a chart: more cannot be seen, and would double the page
+Strip = tuple[tuple[str, float, float], ...]
+"""The parts of a step side by side: (part, start, width), both in percent."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run on the page: its row and verdict, its place in the palette, and strips of (part, start, width) in %."""
+    """One run on the page: its row and verdict, its place in the palette, and the strips of its parts."""
 
     index: int
     row: Row
     verdict: Verdict
-    strip: tuple[tuple[str, float, float], ...]
+    strip: Strip
     box: dict[str, float] | None
-    rank_strips: tuple[tuple[tuple[str, float, float], ...], ...]
+    rank_strips: tuple[Strip, ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def page(results: Results, *, loss_every: int = 20, loss_rows: int = 25) -> Page
 
 
 def chart_data(results: Results) -> dict[str, Any]:
-    """What the charts draw; strict JSON."""
+    """Data of the charts, strict JSON."""
     table = rows(results)
     index = {id(row.run): i for i, row in enumerate(table)}
     return {
@@ -92,10 +93,10 @@ def chart_data(results: Results) -> dict[str, Any]:
                 "points": [
                     {
                         "n": point.world_size,
-                        "rate": _short(point.samples_per_s),
-                        "speedup": _short(point.speedup),
-                        "efficiency": _short(point.efficiency),
-                        "whole": _short(point.whole_speedup),
+                        "rate": rounded(point.samples_per_s),
+                        "speedup": rounded(point.speedup),
+                        "efficiency": rounded(point.efficiency),
+                        "whole": rounded(point.whole_speedup),
                     }
                     for point in curve.points
                 ],
@@ -124,21 +125,19 @@ def _entry(index: int, row: Row, verdict: Verdict, table: list[Row]) -> Entry:
         index=index,
         row=row,
         verdict=verdict,
-        strip=_strip(row.run),
+        strip=shares_strip(row.run.get("breakdown", {})),
         box=_box(row.run, table),
-        rank_strips=tuple(_strip(rank) for rank in row.run.get("ranks", [])),
+        rank_strips=tuple(shares_strip(rank.get("breakdown", {})) for rank in row.run.get("ranks", [])),
     )
 
 
-def _strip(run: Run | Rank) -> tuple[tuple[str, float, float], ...]:
-    """Shares laid side by side, in percent of the whole."""
-    parts = [(part, max(finite(run.get("breakdown", {}).get(part)) or 0.0, 0.0)) for part in SHARES]
-    whole = sum(value for _, value in parts)
-    if whole <= 0:
-        return ()
+def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> Strip:
+    """The parts of a step side by side, in percent of `whole` (by default of their sum)."""
+    values = {part: max(finite(parts.get(part)) or 0.0, 0.0) for part in SHARES}
+    whole = sum(values.values()) if whole is None else whole
     strip, start = [], 0.0
-    for part, value in parts:
-        width = 100 * value / whole
+    for part, value in values.items():
+        width = 100 * value / whole if whole > 0 else 0.0
         if width > 0:
             strip.append((part, round(start, 3), round(width, 3)))
         start += width
@@ -161,19 +160,15 @@ def _chart_run(row: Row) -> dict[str, Any]:
     return {
         "label": row.label,
         "ok": row.ok,
-        "loss": [_short(finite(v)) for v in run.get("loss", [])],
-        "times": [_short(finite(v)) for v in run.get("step_ms_series", [])],
-        "median": _short(step_median(run)),
-        "shares": {part: _short(share(run, part)) for part in SHARES} if run.get("breakdown") else None,
-        "ms": {part: _short(ms) for part, ms in parts_ms(run).items()} if run.get("breakdown") else None,
+        "loss": [rounded(finite(v)) for v in run.get("loss", [])],
+        "times": [rounded(finite(v)) for v in run.get("step_ms_series", [])],
+        "median": rounded(step_median(run)),
+        "shares": {part: rounded(share(run, part)) for part in SHARES} if run.get("breakdown") else None,
+        "ms": {part: rounded(ms) for part, ms in parts_ms(run).items()} if run.get("breakdown") else None,
         "wire": {
-            "bytes": _short(finite(run.get("wire_bytes_per_step"))),
-            "theory": _short(finite(wire.get("theory_bytes"))),
+            "bytes": rounded(finite(run.get("wire_bytes_per_step"))),
+            "theory": rounded(finite(wire.get("theory_bytes"))),
             "formula": one_line(wire.get("formula", ""), limit=40),
             "measured": bool(wire.get("measured")),
         },
     }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,5 +1,6 @@
-"""What the page shows of one traced run: the diagnosis as plain data for the template, the spans for the timeline."""
+"""Traced runs on the page: find the traces beside results, and prepare diagnosis and spans of each for the template."""
 
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,24 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.report.columns import columns
-from syncline.report.excerpt import LIMIT, excerpt
-from syncline.report.figures import duration, percent
+from syncline.report.compare import labels
+from syncline.report.figures import duration, one_line, percent, size
+from syncline.report.page import Strip, shares_strip
+from syncline.report.spans import LIMIT, columns, excerpt
 from syncline.results.file import finite
-from syncline.results.schema import SHARES
+from syncline.results.schema import SHARES, Results
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.steps import prepare
-from syncline.trace.formats.load import Source
+from syncline.trace.formats.load import TRACE, Source, find
 
-UNITS = 200
-"""Rows of the table of units at most: those that are exposed longest."""
+MAX_UNITS = 200
+"""Maximum number of rows in the table of units: those with the most exposed time."""
 
-Piece = tuple[str, float, float]
+MAX_SPANS = 400_000
+"""Maximum number of spans in a page, all runs together."""
+
+MAX_FILE_BYTES = 48 << 20
+"""A compressed trace larger than this is not read for a report: it would take minutes."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One time in the comparison of a step: what it is, ms, width in %, and what is to be said of it."""
+    """One time in the comparison of a step: its name, milliseconds, width in percent, and a note."""
 
     name: str
     ms: float
@@ -34,17 +40,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank: its step, its parts as a strip (part, start, width in %), ms by part."""
+    """One rank: its step time, its parts as a strip, and milliseconds for each part."""
 
     rank: int
     step_ms: Mapping[str, Any]
-    strip: tuple[Piece, ...]
+    strip: Strip
     ms: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A traced run on the page; `index` is its place among the results, or -1, `data` is for the script."""
+    """A traced run on the page. `index` is its place among the results or -1; `data` is for the script."""
 
     label: str
     index: int
@@ -63,67 +69,118 @@ class Panel:
         return replace(self, label=label, index=index, data=self.data | {"label": label})
 
 
+@dataclass(frozen=True)
+class Traces:
+    """Panels of the runs that have a trace, in the order of the results, and notes about traces that are not shown."""
+
+    panels: tuple[Panel, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def traces(results: Results, folder: Path) -> Traces:
+    """The traces in `folder`, the run folder of `results`."""
+    files = sorted(folder.glob(f"runs/*/{TRACE}"))
+    limit = min(LIMIT, MAX_SPANS // max(1, len(files)))
+    found: list[Panel] = []
+    notes: list[str] = []
+    runs = results["runs"]
+    places = {
+        (run.get("strategy"), run.get("world_size")): (label, index)
+        for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True))
+    }
+    for file in files:
+        try:
+            state = file.stat()
+            if state.st_size > MAX_FILE_BYTES:
+                raise UsageError(
+                    f"its trace file has {size(state.st_size)}: open it with `syncline trace view {file.parent}`"
+                )
+            made, key = _panel_of_file(file, (state.st_mtime_ns, state.st_size), limit)
+            found.append(made.placed(*places[key]) if key in places else made)
+        except UsageError as error:
+            notes.append(f"{file.parent.name} has no timeline: {error}")
+        except OSError as error:
+            notes.append(f"{file.parent.name} has no timeline: cannot read {file.name}: {error.strerror}")
+        except Exception as error:  # a broken trace must not hide the results or the other traces
+            notes.append(f"{file.parent.name} has no timeline: {one_line(f'{type(error).__name__}: {error}')}")
+    found.sort(key=lambda one: (one.index < 0, one.index))
+    return Traces(tuple(found), tuple(notes))
+
+
+@functools.lru_cache(maxsize=32)
+def _panel_of_file(file: Path, state: tuple[int, int], limit: int) -> tuple[Panel, tuple[object, object]]:
+    """The panel of a trace file, cached until `state` (its time and size) changes.
+
+    A comparison writes its page after each run, and so reads only the new trace.
+    """
+    del state
+    source = find(file)
+    key = (source.metadata.get("strategy"), source.metadata.get("world_size"))
+    return panel(source, label=folder_label(source.path, source.metadata), limit=limit), key
+
+
 def panel(source: Source, *, label: str, limit: int = LIMIT, steps: tuple[int, int] | None = None) -> Panel:
-    """The panel of a trace; `steps` keeps those in [first, last), and whatever else reaches into their time."""
-    told = _told(source, steps)
+    """The panel of a trace. `steps` keeps the steps in [first, last) and spans that overlap them."""
+    analysis = _analysis(source, steps)
     spans = (
         source.spans if steps is None else [s for of in prepare(source.spans, steps=steps).spans.values() for s in of]
     )
     chosen = excerpt(spans, limit=limit)
-    units = sorted(told.get("units") or [], key=lambda unit: -(finite(unit.get("exposed_ms")) or 0.0))
+    units = sorted(analysis.get("units") or [], key=lambda unit: -(finite(unit.get("exposed_ms")) or 0.0))
     return Panel(
         label=label,
         index=-1,
-        analysis=told,
-        notes=tuple(str(note) for note in told.get("notes") or source.notes),
-        command=f"syncline trace view {shlex.quote(str(source.path))} --steps {_others(chosen.gap)}",
+        analysis=analysis,
+        notes=tuple(str(note) for note in analysis.get("notes") or source.notes),
+        command=f"syncline trace view {shlex.quote(str(source.path))} --steps {_left_out_steps(chosen.gap)}",
         excerpt=chosen.sentence,
-        bars=_bars(told, finite(source.metadata.get("prediction_ms"))),
-        ranks=_ranks(told.get("ranks") or []),
-        units=tuple(units[:UNITS]),
-        more_units=max(0, len(units) - UNITS),
+        bars=_bars(analysis, finite(source.metadata.get("prediction_ms"))),
+        ranks=_ranks(analysis.get("ranks") or []),
+        units=tuple(units[:MAX_UNITS]),
+        more_units=max(0, len(units) - MAX_UNITS),
         data={
             "label": label,
             "spans": columns(chosen.spans),
             "gap": chosen.gap,
-            "steady": _steady(told),
+            "steady": _steady(analysis),
             "steps": [
                 [row["rank"], row["step"], *(_short(row["breakdown_ms"].get(part)) for part in SHARES)]
-                for row in told.get("per_step") or []
+                for row in analysis.get("per_step") or []
             ],
         },
     )
 
 
 def folder_label(path: Path, metadata: Mapping[str, Any]) -> str:
-    """What a trace is called where no results name it: its strategy, or where it lies."""
+    """Name of a trace that no results name: its strategy, or its folder or file."""
     strategy = metadata.get("strategy")
     if isinstance(strategy, str) and strategy:
         return strategy
     return path.parent.name if path.name.startswith("trace.json") and path.parent.name else path.name
 
 
-def _others(gap: tuple[int, int] | None) -> str:
-    """Steps in the middle of those that are left out, as an option takes them."""
+def _left_out_steps(gap: tuple[int, int] | None) -> str:
+    """Steps in the middle of those that are left out, in the form of the option `--steps`."""
     if gap is None:
         return "FIRST:LAST"
     middle = (gap[0] + gap[1]) // 2
     return f"{middle}:{min(middle + 20, gap[1] + 1)}"
 
 
-def _told(source: Source, steps: tuple[int, int] | None) -> dict[str, Any]:
-    """The analysis; a trace that does not allow one still has a timeline, and says why."""
+def _analysis(source: Source, steps: tuple[int, int] | None) -> dict[str, Any]:
+    """The analysis as JSON. A trace that cannot be analysed still has a timeline, and the verdict says why."""
     try:
-        told = analyze(source.spans, metadata=source.metadata, notes=source.notes, steps=steps)
+        return analyze(source.spans, metadata=source.metadata, notes=source.notes, steps=steps).as_json(
+            str(source.path)
+        )
     except UsageError as error:
         return {"verdict": {"kind": "unclear", "sentence": str(error), "recoverable_ms": None}, "notes": source.notes}
-    return told.as_json(str(source.path))
 
 
-def _bars(told: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ...]:
+def _bars(analysis: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ...]:
     """Measured, predicted and the bound, on one scale."""
-    step = finite((told.get("step_ms") or {}).get("median"))
-    bound = told.get("bound") or {}
+    step = finite((analysis.get("step_ms") or {}).get("median"))
+    bound = analysis.get("bound") or {}
     best, compute, wire = (finite(bound.get(key)) for key in ("bound_ms", "compute_ms", "wire_ms"))
     if not step:
         return ()
@@ -139,29 +196,17 @@ def _bars(told: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ...]:
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[RankRow, ...]:
-    """A strip a rank, as long as its mean step is to the longest of all ranks'."""
-    top = max((sum(_parts(row.get("breakdown_ms") or {})) for row in rows), default=0.0)
-    return tuple(_rank(row, top) for row in rows)
+    """One strip per rank; its length is the rank's mean step relative to the longest of all ranks."""
+    parts = [row.get("breakdown_ms") or {} for row in rows]
+    top = max((sum(max(finite(ms.get(part)) or 0.0, 0.0) for part in SHARES) for ms in parts), default=0.0)
+    return tuple(
+        RankRow(int(row["rank"]), row.get("step_ms") or {}, shares_strip(ms, whole=top), ms)
+        for row, ms in zip(rows, parts, strict=True)
+    )
 
 
-def _rank(row: Mapping[str, Any], top: float) -> RankRow:
-    ms = row.get("breakdown_ms") or {}
-    strip: list[Piece] = []
-    at = 0.0
-    for part, value in zip(SHARES, _parts(ms), strict=True):
-        width = 100 * value / top if top else 0.0
-        if width > 0:
-            strip.append((part, round(at, 3), round(width, 3)))
-        at += width
-    return RankRow(int(row["rank"]), row.get("step_ms") or {}, tuple(strip), ms)
-
-
-def _parts(ms: Mapping[str, Any]) -> Sequence[float]:
-    return [max(finite(ms.get(part)) or 0.0, 0.0) for part in SHARES]
-
-
-def _steady(told: Mapping[str, Any]) -> int:
-    first = (told.get("steps") or {}).get("steady_first")
+def _steady(analysis: Mapping[str, Any]) -> int:
+    first = (analysis.get("steps") or {}).get("steady_first")
     return first if isinstance(first, int) else 0
 
 

@@ -1,7 +1,7 @@
-"""The same strategy at several world sizes, and start-up told apart from steady state.
+"""Scaling of a strategy over world sizes, with start-up separated from steady state.
 
-Seed of both: a training whose later epochs scaled almost perfectly while its first took 45 times as long, so
-that the whole run grew slower with every GPU. One number for "the speed-up" hides that; two show it.
+There are two speed-ups, with and without start-up, because they can disagree: in one training the later epochs scaled
+almost perfectly, but the first epoch took 45 times as long, so the whole run got slower with every GPU.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from syncline.results.file import finite, numbers, ok
 from syncline.results.schema import Results, Run
 
 DOMINATES = 0.5
-"""Start-up above this share of the whole run is worth a sentence."""
+"""If start-up takes more than this share of the run, the report says so."""
 
 
 @dataclass(frozen=True)
 class StartUp:
-    """What came before steady state, in ms. `parts` is ordered: launch, build, rendezvous, first step's excess."""
+    """Time before steady state, in ms. `parts` in order: launch, build, rendezvous, excess of the first step."""
 
     label: str
     parts: tuple[tuple[str, float], ...]
@@ -34,7 +34,7 @@ class StartUp:
 
     @property
     def share(self) -> float:
-        """Start-up over start-up plus steady state."""
+        """Start-up as a share of start-up plus steady state."""
         whole = self.total_ms + self.steady_ms
         return self.total_ms / whole if whole > 0 else 0.0
 
@@ -94,7 +94,7 @@ def start_ups(results: Results) -> list[StartUp]:
 
 
 def curves(results: Results) -> list[Curve]:
-    """Strategies that went through at two world sizes or more, in the file's order."""
+    """Strategies that finished at two or more world sizes, in the order of the file."""
     families: dict[str, dict[int, Run]] = {}
     for run in results["runs"]:
         if ok(run):
@@ -128,11 +128,11 @@ def _curve(strategy: str, sizes: dict[int, Run]) -> Curve:
 
 
 def _whole_s(run: Run) -> float | None:
-    """Start-up and all training: epochs where they were timed, else steps (testing is left out)."""
+    """Start-up plus all training: the epochs if they were timed, else the steps. Without testing."""
     start = start_up(run)
     epochs = numbers([e.get("train_s") for e in run.get("epochs", [])])
     if epochs:
-        outside = sum(ms for name, ms in start.parts if name != "first step")  # the first epoch holds that one
+        outside = sum(ms for name, ms in start.parts if name != "first step")  # the first epoch includes it
         return sum(epochs) + outside / 1000
     whole = (start.total_ms + start.steady_ms) / 1000
     return whole or None

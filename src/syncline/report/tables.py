@@ -1,6 +1,7 @@
-"""Console tables (rich). Plain ASCII text in cells, so that a log file or a narrow terminal reads as well.
+"""The report on the console: tables, verdicts and notes, with rich.
 
-Strings from the results are `Text` objects: rich markup or terminal escapes inside them stay inert.
+Cells are plain ASCII, so that log files and narrow terminals show them, too. Strings from the results are `Text`
+objects, so rich markup and terminal escapes in them have no effect.
 """
 
 import math
@@ -26,6 +27,7 @@ from syncline.report.figures import (
     times,
 )
 from syncline.report.scaling import Curve, curves, start_ups
+from syncline.report.verdict import cautions, headline, verdicts
 from syncline.results.file import finite, numbers
 from syncline.results.schema import Results, Run
 from syncline.stats import Summary
@@ -36,7 +38,7 @@ WIDE = 132
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and how a row's cell is written."""
+    """A heading and the function that formats a row's cell."""
 
     head: str
     cell: Callable[[Row], str]
@@ -89,8 +91,21 @@ _STATUS = Column("status", lambda row: "ok" if row.ok else "crashed")
 _GAP = Column("max loss\ndifference", lambda row: number(row.loss_difference, digits=2))
 
 
+def print_summary(results: Results, console: Console) -> None:
+    """Print the tables, a verdict for each strategy, and the cautions."""
+    show(console, [*comparison(results, width=console.width), *scaling(results)])
+    console.print(Text(printable(headline(results)), style="bold"))
+    for verdict in verdicts(results):
+        line = Text("- ") + Text(printable(verdict.label), style="bold") + Text(": " + printable(verdict.sentence))
+        console.print(line, style=None if verdict.ok else "red")
+        for remark in verdict.remarks:
+            console.print(Text(f"  {printable(remark)}"), style="dim")
+    for caution in [*results.get("warnings", []), *cautions(results)]:
+        console.print(Text(f"Note: {printable(caution)}", style="yellow"))
+
+
 def comparison(results: Results, *, width: int) -> list[Table]:
-    """The summary: one table where `width` allows it, else time and cost apart."""
+    """The summary: one table if `width` allows it, else two (time, then cost)."""
     table = rows(results)
     if width >= WIDE:
         return [_columns(table, (*_TIME, *_COST, _STATUS))]
@@ -103,7 +118,7 @@ def scaling(results: Results) -> list[Table]:
 
 
 def start_up(results: Results) -> Table:
-    """Start-up against steady state, a row a run."""
+    """Start-up and steady state, one row per run."""
     table = _table("start-up", "strategy", "before\nstep 1", "step 1", "later\nsteps", "share of\nthe run")
     for row in start_ups(results):
         before = sum(ms for name, ms in row.parts if name != "first step")
@@ -113,7 +128,7 @@ def start_up(results: Results) -> Table:
 
 
 def per_rank(run: Run, *, label: str) -> Table:
-    """One run, a row a rank."""
+    """One run, one row per rank."""
     heads = ("node", "step\nms", "q1-q3", "first", "exch.", "wait", "sent\nMB", "recv\nMB", "loss", "accu-\nracy")
     table = _table(printable(label), "rank", *heads)
     for rank in run.get("ranks", []):
@@ -136,7 +151,7 @@ def per_rank(run: Run, *, label: str) -> Table:
 
 
 def losses(results: Results, *, every: int = 20, most: int = 8) -> Table:
-    """The loss of every strategy at each `every`-th iteration (a multiple of it when more than `most` would come)."""
+    """The loss of every strategy at each `every`-th iteration; the interval grows to give at most `most` columns."""
     table = rows(results)
     last = max((len(row.run.get("loss", [])) for row in table), default=0)
     stride = every * max(1, math.ceil(last / every / most))
@@ -159,7 +174,7 @@ def crashes(results: Results) -> Iterator[Text]:
 
 
 def show(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables with a blank line between them; a long cell folds, it is never cut."""
+    """Print tables with a blank line between them. Long cells are folded, never cut."""
     for table in tables:
         if table.row_count:
             console.print(table)

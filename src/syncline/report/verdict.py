@@ -1,7 +1,8 @@
-"""One sentence per strategy: what its step is spent on, and why it is faster or slower than the others.
+"""Verdicts of a comparison: one sentence per strategy, remarks about it, and cautions for the whole comparison.
 
-Every claim carries its evidence, and a difference is only claimed where the medians' confidence intervals part.
-Deterministic: the same results give the same words.
+The sentence says what the step is spent on, and why the strategy is faster or slower than the others. Every claim has
+its evidence. A difference is claimed only where the confidence intervals of the medians do not overlap. The same
+results always give the same words.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 
 from syncline.report.compare import Row, parts_ms, rows, share, workers
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, size, times
-from syncline.report.remarks import remarks
-from syncline.results.file import finite
+from syncline.report.scaling import DOMINATES, start_up
+from syncline.results.file import finite, numbers
 from syncline.results.schema import SHARES, Results
 
 PART_NAMES = {
@@ -25,7 +26,7 @@ PART_NAMES = {
 }
 
 _ENOUGH = 10
-"""Steady steps below which an interval is the whole range, and equality says nothing."""
+"""With fewer steady steps the interval is the whole range, and equality means nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """One verdict a run, in the file's order."""
+    """One verdict per run, in the order of the file."""
     table = rows(results)
     return [_verdict(row, table, results) for row in table]
 
@@ -62,16 +63,40 @@ def headline(results: Results) -> str:
         equal = [best, *[row for row in good[1:] if _same(best, row)]]
         names = ", ".join(row.label for row in equal[:-1]) + f" and {equal[-1].label}"
         if any((row.run["step_ms"]["n"] or 0) < _ENOUGH for row in equal):
-            return f"Too few steps to tell {names} apart: {duration(best.median)} a step (median) at best{gain}{tail}."
+            return f"Too few steps to separate {names}: {duration(best.median)} a step (median) at best{gain}{tail}."
         return f"{names} are the fastest, equal within noise: {duration(best.median)} a step (median){gain}{tail}."
     return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} a step (median){gain}{tail}."
+
+
+def cautions(results: Results) -> list[str]:
+    """Warnings about the machine and the runs that a reader needs before comparing times."""
+    found = []
+    cores = finite(results.get("environment", {}).get("cores"))
+    most = max((workers(run) + run.get("servers", 0) for run in results["runs"]), default=0)
+    if cores and most > cores and not results["environment"].get("gpu"):
+        found.append(
+            f"{most} ranks share {plural(int(cores), 'core')}, so forward and backward are slower than on {most} "
+            "machines: compare exchange shares and bytes, not absolute times or efficiency."
+        )
+    network = results.get("network", {})
+    if network and not network.get("emulated") and most > 1:
+        note = network.get("note")
+        reason = f" ({one_line(note)})" if note else ""
+        found.append(
+            f"The ranks talk inside one machine, not over shaped links{reason}: exchange is cheaper than on a network."
+        )
+    for row in rows(results):
+        total = sum(share(row.run, part) for part in SHARES)
+        if row.ok and abs(total - 1) > 0.01:
+            found.append(f"The shares of {row.label} sum to {total:.2f}, not 1: part of its step is counted wrongly.")
+    return found
 
 
 def _verdict(row: Row, table: Sequence[Row], results: Results) -> Verdict:
     if not row.ok:
         return Verdict(row.label, ok=False, sentence=_crash(row))
     sentence = "; ".join([_place(row, table), *_causes(row, table, results)]) + "."
-    return Verdict(row.label, ok=True, sentence=sentence, remarks=tuple(remarks(row)))
+    return Verdict(row.label, ok=True, sentence=sentence, remarks=tuple(_remarks(row)))
 
 
 def _crash(row: Row) -> str:
@@ -118,7 +143,7 @@ def _causes(row: Row, table: Sequence[Row], results: Results) -> list[str]:
 
 
 def _spent(row: Row, results: Results) -> str:
-    """What the step is spent on: compute when that is most of it, else the largest cost of being distributed."""
+    """What the step is spent on: compute if that is most of it, else the largest cost of distribution."""
     run = row.run
     compute = share(run, "forward") + share(run, "backward")
     overhead = max((p for p in SHARES if p not in ("forward", "backward")), key=lambda p: share(run, p))
@@ -146,7 +171,7 @@ def _detail(part: str, row: Row, results: Results) -> str:
     if not speed or results["network"].get("changes"):
         return text
     floor = moved * 8000 / speed
-    # While a rank waits for a late one, others already send: only what neither part shows ran behind compute.
+    # While a rank waits for a late one, others already send, so neither exposed exchange nor wait was hidden.
     parts = parts_ms(row.run)
     hidden = 1 - (parts[part] + parts["wait"]) / floor
     covered = f", {percent(hidden)} of that behind compute" if hidden >= 0.05 else ""
@@ -173,7 +198,7 @@ def _because(part: str, row: Row, other: Row, *, slower: bool) -> str:
     if part in ("forward", "backward"):
         mine, its = _samples(row), _samples(other)
         if mine and its and mine != its:
-            return f"computing {mine:g} samples a rank instead of {its:g}"
+            return f"computing {mine:g} samples per rank instead of {its:g}"
     return ""
 
 
@@ -188,12 +213,12 @@ def _ranking(table: Sequence[Row]) -> list[Row]:
 
 
 def _per_sample(row: Row) -> float:
-    """Median step over batch: steps of different batches cannot be ranked by their time alone."""
+    """Median step time divided by the batch, because steps of different batches cannot be ranked by time alone."""
     return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)
 
 
 def _reference(row: Row, table: Sequence[Row]) -> Row | None:
-    """Whom to explain a run against: the fastest; the fastest itself against the next one at its world size."""
+    """The run to compare with: the fastest; for the fastest itself, the next one at its world size."""
     order = _ranking(table)
     if len(order) < 2 or row not in order:
         return None
@@ -207,3 +232,52 @@ def _same(one: Row, other: Row) -> bool:
     if one.interval is None or other.interval is None:
         return False
     return one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]
+
+
+def _remarks(row: Row) -> list[str]:
+    """Further facts about one finished run: divergence, start-up, bytes, plans, buffers."""
+    found = []
+    losses = row.run.get("loss", [])
+    bad = next((i for i, loss in enumerate(losses) if finite(loss) is None), None)
+    if bad is not None:
+        found.append(f"Its loss is not a finite number from step {bad + 1} on: the training diverged.")
+    start = start_up(row.run)
+    if start.first_epoch_s and start.later_epoch_s and start.first_epoch_s > 2 * start.later_epoch_s:
+        ratio = times(start.first_epoch_s / start.later_epoch_s)
+        found.append(
+            f"The first epoch takes {duration(start.first_epoch_s * 1000)}, {ratio} a later one "
+            f"({duration(start.later_epoch_s * 1000)}): judge scaling by the later ones."
+        )
+    if start.share > DOMINATES and start.largest:
+        name, ms = start.largest
+        found.append(
+            f"Start-up is {percent(start.share)} of this run ({duration(start.total_ms)}), most of it "
+            f"{name} ({duration(ms)}): a longer run would show less of it."
+        )
+    if row.wire_ratio is not None and abs(row.wire_ratio - 1) > 0.15:
+        found.append(f"Its link carried {percent(row.wire_ratio)} of the formula's bytes.")
+    planned = row.run.get("planned_at", [])
+    if len(planned) > 1:
+        again = ", ".join(map(str, planned[1:]))
+        found.append(
+            f"It planned after step {planned[0]}, and again after step {again}, when what it measured had drifted."
+        )
+    if row.nearest and workers(row.run) > 1 and _losses_match(row):
+        gap = row.nearest.difference
+        exact = f"to within {gap:.1e}" if gap else "to the last bit"
+        found.append(f"Its losses equal those of {row.nearest.label}, {exact}.")
+    divergence = finite(row.run.get("buffer_divergence"))
+    if divergence:
+        found.append(
+            f"BatchNorm buffers differ between ranks by up to {divergence:.2g}, "
+            "so each rank tests a slightly different model."
+        )
+    return found
+
+
+def _losses_match(row: Row) -> bool:
+    losses = row.run.get("loss", [])
+    if any(finite(loss) is None for loss in losses):
+        return False  # a diverged run matches no other
+    scale = max(numbers(losses), key=abs, default=0.0)
+    return row.nearest is not None and row.nearest.difference <= 1e-3 * abs(scale)

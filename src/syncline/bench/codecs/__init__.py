@@ -1,1 +1,1 @@
-"""`bench codecs`: speed, ratio and error of every codec."""
+"""`bench codecs`: speed, compression ratio and error of every codec and operator."""

@@ -1,4 +1,4 @@
-"""The fused operators against the plain reference and against a copy, and against the reference for correctness."""
+"""Speed of the fused operators, relative to a copy and to the plain reference."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def _selection(x: Tensor) -> Iterator[Case]:
 
 
 def speed(device: torch.device, count: int, *, budget_s: float = 0.3) -> list[dict[str, Any]]:
-    """A row an operator: times, fraction of copy speed by least bytes, fused against plain."""
+    """One row per operator: times, speed relative to a copy by fewest bytes, fused against plain torch."""
     sources = inputs(count, device)
     copied = copy_time(device, sources, budget_s=budget_s)
     copy_rate = 8 * count / copied.median
@@ -155,7 +155,7 @@ def speed(device: torch.device, count: int, *, budget_s: float = 0.3) -> list[di
 
 
 def many_small(device: torch.device, tensors: int = 200, count: int = 3000) -> dict[str, Any]:
-    """One launch for many small tensors against a launch each."""
+    """One kernel launch for many small tensors against one launch per tensor."""
     parts = [torch.randn(count, device=device) for _ in range(tensors)]
     flat, lengths = ops.concat(parts), [count] * tensors
     clock = Clock(device)
@@ -165,7 +165,7 @@ def many_small(device: torch.device, tensors: int = 200, count: int = 3000) -> d
 
 
 def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> list[dict[str, Any]]:
-    """Times of the Triton kernels with other tile sizes and warps than the fixed ones; CUDA alone."""
+    """Times of the Triton kernels with other tile sizes and warps than the built-in ones; CUDA only."""
     from syncline.codecs.kernels import gpu_blocks, gpu_moments, gpu_saturate, gpu_select, gpu_sign, gpu_ternary
 
     (x,) = inputs(count, device, most=1)
@@ -191,7 +191,7 @@ def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> lis
     }
     bytes_ = [(256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8)]
     values = [(1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)]
-    threads = [(512, 1), (1024, 2), (1024, 4), (2048, 4), (4096, 8)]  # 16 values a thread, or 8
+    threads = [(512, 1), (1024, 2), (1024, 4), (2048, 4), (4096, 8)]  # 16 or 8 values per thread
     rows = []
     for name, trial in trials.items():
         configs = bytes_ if name.split()[0] in ("sign", "tbq", "terngrad", "ternary") else values

@@ -1,1 +1,1 @@
-"""`bench convergence`: loss with a codec beside dense loss."""
+"""`bench convergence`: loss and accuracy with every codec beside dense training."""

@@ -1,10 +1,9 @@
-"""`bench convergence`: does training with a codec arrive where dense training arrives, and after how many bytes?
+"""`bench convergence`: accuracy and loss with each codec beside dense training, and the bytes that were sent.
 
-Same model, seed, samples and optimizer under every codec. The ranks are driven in lockstep in this process: their
-gradients are computed one after the other on one replica, which is exact, because all ranks hold the same parameters.
+Model, seed, samples and optimizer are the same for every codec. The ranks run in lockstep in this process: their
+gradients are computed one after the other on one replica, which is exact, because all ranks have the same parameters.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,22 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from syncline import codecs
-from syncline.bench.timing import environment
+from syncline.bench.output import environment
 from syncline.train.data.fashion_mnist import DEBIAN
 from syncline.train.rank.sampler import Sampler
 from syncline.train.workload import Workload, build, load_optimizer
 
 DENSE = "none"
-# Codecs that mean little without a choice of the user's.
+# Codecs that need arguments.
 CHOICES = {"warmup": "warmup(topk(0.01), steps=100)"}
-# Codecs that carry the momentum themselves; with the optimizer's on top it would be counted twice.
+# Codecs with their own momentum: the momentum of the optimizer would count it twice.
 OPTIMIZERS = {"dgc": "sgd(lr=0.02)"}
 _SMOOTH = 20
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is the same for all codecs."""
+class Options:
+    """Options that are the same for all codecs."""
 
     model: str = "vgg11(width=0.125)"
     data: str = "auto"
@@ -41,7 +40,7 @@ class Setting:
     test_samples: int = 2000
     final_samples: int = 10_000
     small: int = 16384
-    """Tensors of up to so many values travel together, as one work item."""
+    """Tensors of at most this many values travel together, as one unit."""
     device: str = "cpu"
 
 
@@ -51,46 +50,46 @@ def specs() -> list[str]:
 
 
 def measure(
-    setting: Setting, names: Sequence[str] | None = None, *, progress: Callable[[str], None] = print
+    options: Options, names: Sequence[str] | None = None, *, progress: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """A row for each codec, beside the dense one."""
+    """One row for each codec, compared with the dense row."""
     chosen = list(names) if names else specs()
     if DENSE not in chosen:
         chosen.insert(0, DENSE)
-    data = setting.data
+    data = options.data
     if data == "auto":
         data = "fashion-mnist" if DEBIAN.exists() else "shapes"
     rows = []
     for spec in chosen:
-        rows.append(train(spec, setting, data=data))
+        rows.append(train(spec, options, data=data))
         progress(f"{spec}: accuracy {rows[-1]['accuracy']:.1%}, loss {rows[-1]['final_loss']:.4f}")
     _against_dense(rows, next(row for row in rows if row["codec"] == DENSE))
     return {
-        "environment": environment(torch.device(setting.device)),
-        "setting": vars(setting) | {"data": data},
+        "environment": environment(torch.device(options.device)),
+        "setting": vars(options) | {"data": data},
         "rows": rows,
     }
 
 
-def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
-    """Train under one codec; losses a step, accuracies at intervals, bytes a rank puts on the wire."""
+def train(spec: str, options: Options, *, data: str) -> dict[str, Any]:
+    """Train with one codec: the loss of each step, accuracies at intervals, bytes that a rank sends."""
     codec = codecs.build(spec)
-    device = torch.device(setting.device)
-    workload = build(setting.model, data, seed=setting.seed).to(device)
+    device = torch.device(options.device)
+    workload = build(options.model, data, seed=options.seed).to(device)
     (phase,) = workload.phases
     named = [(name, p) for name, p in phase.module.named_parameters() if p.requires_grad]
-    chosen = OPTIMIZERS.get(codec.definition.name, setting.optimizer)
+    chosen = OPTIMIZERS.get(codec.definition.name, options.optimizer)
     optimizer = load_optimizer(chosen, [p for _, p in named])
-    # Down to zero, so that the last evaluations are of a settled model and not of where a step happened to land.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / setting.steps)
+    # The learning rate falls to zero, so that the final accuracy does not depend on the noise of the last steps.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / options.steps)
     names = [name for name, _ in named]
-    where = {"batch": setting.batch, "seed": setting.seed, "workers": setting.workers}
-    samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(setting.workers)]
+    where = {"batch": options.batch, "seed": options.seed, "workers": options.workers}
+    samplers = [Sampler(len(workload.train), rank=rank, **where) for rank in range(options.workers)]
     states: list[dict[str, Tensor]] | None = None
     losses: list[Tensor] = []
     accuracies: list[tuple[int, float]] = []
     sent = 0
-    for step in range(setting.steps):
+    for step in range(options.steps):
         gradients = []
         total = torch.zeros((), device=device)
         for sampler in samplers:
@@ -100,27 +99,27 @@ def train(spec: str, setting: Setting, *, data: str) -> dict[str, Any]:
             gradients.append(grads)
             total = total + loss
         result = codecs.lockstep(
-            codec, gradients, names=names, states=states, first_step=step, seed=setting.seed, small=setting.small
+            codec, gradients, names=names, states=states, first_step=step, seed=options.seed, small=options.small
         )
         states = result.states
         sent += result.wire_bytes[0]
-        for (_, parameter), mean in zip(named, result.outputs[0], strict=True):
-            parameter.grad = mean
+        for (_, parameter), gradient in zip(named, result.outputs[0], strict=True):
+            parameter.grad = gradient
         optimizer.step()
         schedule.step()
-        losses.append(total / setting.workers)
-        if (step + 1) % setting.evaluate_every == 0:
-            accuracies.append((step + 1, _accuracy(workload, setting.test_samples)))
-    final = _accuracy(workload, setting.final_samples)
+        losses.append(total / options.workers)
+        if (step + 1) % options.evaluate_every == 0:
+            accuracies.append((step + 1, _accuracy(workload, options.test_samples)))
+    final = _accuracy(workload, options.final_samples)
     curve: list[float] = torch.stack(losses).tolist()
     return {
         "codec": spec,
         "optimizer": chosen,
         "loss": curve,
-        "accuracies": [*accuracies, (setting.steps, final)],
+        "accuracies": [*accuracies, (options.steps, final)],
         "accuracy": final,
-        "final_loss": statistics.mean(curve[-_SMOOTH:]),
-        "bytes_per_step": sent / setting.steps,
+        "final_loss": mean(curve[-_SMOOTH:]),
+        "bytes_per_step": sent / options.steps,
     }
 
 
@@ -147,7 +146,7 @@ def _accuracy(workload: Workload, samples: int) -> float:
 
 
 def _against_dense(rows: list[dict[str, Any]], dense: dict[str, Any]) -> None:
-    """Points below dense, and the bytes after which a point below dense accuracy was first reached."""
+    """Add the points below dense, and the bytes until accuracy was first within a point of dense."""
     goal = dense["accuracy"] - 0.01
     for row in rows:
         row["points_below_dense"] = (dense["accuracy"] - row["accuracy"]) * 100

@@ -1,1 +1,1 @@
-"""`bench overhead`: host time and memory of the engine against DDP."""
+"""`bench overhead`: host time and memory of an attached model against DDP."""

@@ -1,1 +1,1 @@
-"""`bench overlap`: compute alone, DDP at its best and the engine, in turns."""
+"""`bench overlap`: step times on slow networks: compute alone, DDP at its best, and the engine."""

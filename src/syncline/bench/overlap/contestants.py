@@ -1,6 +1,6 @@
-"""Turns on the coordinator's side: every contestant's ranks live all the time, and one contestant at a time runs.
+"""The contestants of `bench overlap`: the ranks of all of them are alive, and one contestant at a time trains.
 
-So start-up is paid once, all meet the machine in the same state, and one that crashes loses nothing but itself.
+So start-up is paid once, all contestants find the machine in the same state, and a crash affects one contestant only.
 """
 
 import multiprocessing as mp
@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from syncline.bench.overlap.turns import Work, run_in_turns
+from syncline.bench.overlap.rank import Work, run_in_turns
 from syncline.cluster.ranks import Place, run_ranks
 from syncline.errors import RankFailure, UsageError
 from syncline.train.rank.worker import Assignment
@@ -34,7 +34,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class Crash:
-    """Why a contestant is out."""
+    """Why a contestant ended."""
 
     rank: int
     summary: str
@@ -50,15 +50,15 @@ class Contestant:
     folder: Path
     orders: list[Connection]
     thread: threading.Thread
-    settled_steps: int = 0
+    warm_up_steps: int = 0
     crash: Crash | None = None
     records: list[dict[str, Any]] | None = None
-    told: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """What its ranks have said since they were last asked."""
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Reports of its ranks since the last order."""
 
 
 class Contest:
-    """The contestants, from their start to their end; `with` ends whatever still runs."""
+    """The contestants from start to end; leaving `with` ends all that still run."""
 
     def __init__(self, *, patience_s: float) -> None:
         self.contestants: list[Contestant] = []
@@ -69,16 +69,16 @@ class Contest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closing a rank's pipe ends it."""
+        """End all ranks by closing their pipes."""
         for contestant in self.contestants:
-            self._hang_up(contestant)
+            self._close_pipes(contestant)
         for contestant in self.contestants:
             contestant.thread.join()
 
     def start(self, run: Planned, places: Sequence[Place], *, folder: Path, count_wire: bool) -> None:
         """Start a contestant's ranks; `ready` waits for them."""
         pipes = [mp.get_context("forkserver").Pipe(duplex=False) for _ in places]
-        # Nothing of it but the turns: no evaluation, no checkpoint, and steps until it is told to end.
+        # Turns only: no evaluation, no checkpoints, and steps until the order to end.
         train = replace(run.train, steps=_ENDLESS, epochs=1, test_samples=0, checkpoint_every=0)
         assignment = Assignment(
             strategy=run.strategy,
@@ -91,52 +91,52 @@ class Contest:
             launched_ns=time.perf_counter_ns(),
         )
         work = Work(assignment, str(folder / "rendezvous"), tuple(receiver for receiver, _ in pipes), count_wire)
-        thread = threading.Thread(target=self._live, args=(len(self.contestants), work, places, folder), daemon=True)
+        thread = threading.Thread(target=self._run, args=(len(self.contestants), work, places, folder), daemon=True)
         orders = [sender for _, sender in pipes]
         self.contestants.append(Contestant(run.strategy, run.workers, folder, orders, thread))
         thread.start()
 
     def ready(self) -> None:
-        """Return when all ranks stand before their first step, or are out."""
+        """Return when all ranks are ready for their first step, or have ended."""
         for contestant in self.contestants:
-            told = self._answers(contestant, _START_S)
-            contestant.settled_steps = told[0]["settled_steps"] if told else 0
+            reports = self._answers(contestant, _START_S)
+            contestant.warm_up_steps = reports[0]["settled_steps"] if reports else 0
 
     def turn(self, contestant: Contestant, steps: int, *, expected_s: float = 0.0) -> list[dict[str, Any]]:
-        """Let one contestant run so many steps; its ranks' reports in rank order, none if it is out."""
+        """Let one contestant run `steps` steps; the reports of its ranks in rank order, empty if it has ended."""
         if not self._order(contestant, steps):
             return []
         return self._answers(contestant, self._patience + 20 * expected_s)
 
     def end(self, contestant: Contestant) -> list[dict[str, Any]]:
-        """Tell a contestant's ranks to end; their records, none if it is out."""
+        """Order a contestant to end; the records of its ranks, empty if it had ended before."""
         if self._order(contestant, 0):
             self._answers(contestant, self._patience, ended=True)
         return contestant.records or []
 
     def _order(self, contestant: Contestant, steps: int) -> bool:
-        contestant.told.clear()
+        contestant.reports.clear()
         if contestant.crash is not None:
             return False
         for pipe in contestant.orders:
-            with suppress(OSError):  # it has just died: its last word is in the inbox
+            with suppress(OSError):  # it has just died: the reason is in the inbox
                 pipe.send(steps)
         return True
 
     def _answers(self, contestant: Contestant, patience: float, *, ended: bool = False) -> list[dict[str, Any]]:
         deadline = time.monotonic() + patience
         while contestant.crash is None:
-            if contestant.records is not None if ended else len(contestant.told) == contestant.workers:
-                return [contestant.told[rank] for rank in sorted(contestant.told)]
+            if contestant.records is not None if ended else len(contestant.reports) == contestant.workers:
+                return [contestant.reports[rank] for rank in sorted(contestant.reports)]
             try:
-                self._take(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
+                self._keep(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
-                contestant.crash = Crash(0, f"no word from its ranks for {patience:.0f} s", "")
-                self._hang_up(contestant)
+                contestant.crash = Crash(0, f"no report from its ranks for {patience:.0f} s", "")
+                self._close_pipes(contestant)
         return []
 
-    def _take(self, message: _Message) -> None:
-        """File a message; others than the one whose turn it is may have something to say, too: that they are out."""
+    def _keep(self, message: _Message) -> None:
+        """Keep a message. Contestants whose turn it is not can also report: that they have ended."""
         contestant, content = self.contestants[message.contestant], message.content
         if isinstance(content, UsageError):
             raise content
@@ -147,10 +147,10 @@ class Contest:
         elif isinstance(content, list):
             contestant.records = content
         else:
-            contestant.told[message.rank] = content
+            contestant.reports[message.rank] = content
 
-    def _live(self, number: int, work: Work, places: Sequence[Place], folder: Path) -> None:
-        """A thread's life: the ranks', from start to end."""
+    def _run(self, number: int, work: Work, places: Sequence[Place], folder: Path) -> None:
+        """Run the ranks of a contestant from start to end, in a thread of their own."""
         try:
             done: Any = run_ranks(
                 run_in_turns,
@@ -168,6 +168,6 @@ class Contest:
         self._inbox.put(_Message(number, 0, done))
 
     @staticmethod
-    def _hang_up(contestant: Contestant) -> None:
+    def _close_pipes(contestant: Contestant) -> None:
         for pipe in contestant.orders:
             pipe.close()

@@ -1,7 +1,7 @@
-"""The arithmetic of `bench overlap`: from turns to rows. Pure: no ranks, no files.
+"""Rows of `bench overlap`, computed from turns: step times, paired ratios, bounds. Pure functions.
 
-A contestant's turn in a round is compared with the others' turns in the same round, so that what the machine does to a
-whole round cancels; the median of the rounds' ratios is the figure.
+A turn is compared with the other contestants' turns of the same round, so that a slow phase of the machine cancels. The
+reported ratio is the median over the rounds.
 """
 
 import inspect
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from syncline.bench.timing import ratios
 from syncline.spec import Call, parse_one
 from syncline.stats import median
 from syncline.train.strategies import STRATEGIES, load
@@ -17,12 +18,12 @@ from syncline.train.strategies.local import Local
 from syncline.train.strategies.syncline import Syncline
 
 _LAST = 5
-"""Steps over which a final loss is averaged."""
+"""Steps over which the final loss is averaged."""
 
 
 @dataclass
 class Entry:
-    """What is known of one contestant so far. A turn has its round, its steady step times, and bytes a step."""
+    """All that is known of one contestant. A turn has its round, its steady step times, and bytes per step."""
 
     strategy: str
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -33,20 +34,20 @@ class Entry:
 
     @property
     def step_ms(self) -> float | None:
-        """The median of the rounds."""
+        """The median over the rounds."""
         return median(list(self.by_round.values())) if self.turns else None
 
     @property
     def by_round(self) -> dict[int, float]:
-        """The mean step of each round: what one step waits for another may have been spared, a mean counts both."""
+        """The mean step of each round. Not the median: one step may wait for what spares another step a wait."""
         return {turn["round"]: sum(turn["step_ms"]) / len(turn["step_ms"]) for turn in self.turns}
 
 
 def steady_ms(steps: Sequence[Sequence[int]], *, lead: int) -> list[float]:
-    """Milliseconds from a step's start to the next one's, without the first `lead` steps of a turn.
+    """Milliseconds from the start of a step to the start of the next one, without the first `lead` steps of a turn.
 
-    Where exchanges reach into the next step, a step by itself says nothing; and the first steps of a turn find the
-    network idle, as no later one does. After the last step nothing starts, so it does not count either.
+    Exchanges reach into the next step, so the length of a single step means nothing. The first steps of a turn find the
+    network idle. No step starts after the last one, so it does not count either.
 
     >>> steady_ms([[0, 4_000_000], [5_000_000, 9_000_000], [12_000_000, 18_000_000]], lead=1)
     [7.0]
@@ -55,7 +56,7 @@ def steady_ms(steps: Sequence[Sequence[int]], *, lead: int) -> list[float]:
 
 
 def turn_steps(step_s: float, *, seconds: float, most: int, least: int = 3) -> int:
-    """Steps that count in a turn of about so many seconds.
+    """Number of steps that count in a turn of about `seconds` seconds.
 
     >>> [turn_steps(s, seconds=4, most=20) for s in (0.03, 0.5, 4.8)]
     [20, 8, 3]
@@ -72,7 +73,7 @@ def kind_of(strategy: str) -> str:
 
 
 def family_of(strategy: str) -> str:
-    """A rival without its bucket size: of those that differ in nothing else, the fastest is the rival.
+    """A rival without its bucket size: of contestants that differ in bucket size only, the fastest is the rival.
 
     >>> family_of("ddp-powersgd(rank=64, bucket_mb=5)"), family_of("ddp(5)")
     ('ddp-powersgd(rank=64)', 'ddp')
@@ -84,7 +85,7 @@ def family_of(strategy: str) -> str:
 
 
 def rivals(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """The fastest of each family; one that crashed stands in only where no other has a time."""
+    """The fastest of each family; a crashed one only if no other has a time."""
     best: dict[str, Entry] = {}
     for entry in entries:
         if kind_of(entry.strategy) != "rival" or entry.step_ms is None:
@@ -100,22 +101,23 @@ def _order(entry: Entry) -> tuple[bool, float]:
 
 
 def compare(mine: Entry, other: Entry) -> dict[str, Any] | None:
-    """How many times as long the other takes: the median over the rounds that both ran, and their range."""
+    """Time of the other / our time: median and range over the rounds that both ran."""
     ours, theirs = mine.by_round, other.by_round
-    ratios = [theirs[number] / ours[number] for number in sorted(ours) if number in theirs]
-    if not ratios:
+    common = [number for number in sorted(ours) if number in theirs]
+    if not common:
         return None
+    found = ratios([theirs[number] for number in common], [ours[number] for number in common])
     return {
         "against": other.strategy,
-        "median": median(ratios),
-        "low": min(ratios),
-        "high": max(ratios),
-        "rounds": ratios,
+        "median": median(found),
+        "low": min(found),
+        "high": max(found),
+        "rounds": found,
     }
 
 
 def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[str, Any]]:
-    """A row a contestant. Without a link's rate there is no time on the wire, and the bound is compute alone."""
+    """One row per contestant. If the rate of the link is unknown, so is the network time; the bound is then compute."""
     best = rivals(entries)
     compute = next((e.step_ms for e in entries if isinstance(load(e.strategy), Local)), None)
     dense = _dense(entries)
@@ -124,7 +126,7 @@ def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[st
 
 
 def common_steps(entries: Sequence[Entry]) -> int:
-    """The step up to which all that finished have a loss."""
+    """The last step for which all contestants that did not crash have a loss."""
     return min((len(entry.losses) for entry in entries if entry.error is None), default=0)
 
 
@@ -138,7 +140,7 @@ def _row(
 ) -> dict[str, Any]:
     step, medians = entry.step_ms, list(entry.by_round.values())
     moved = [turn["wire_bytes"] for turn in entry.turns if turn["wire_bytes"] is not None]
-    # The least: a turn in which the engine looked whether its link has changed holds that, too.
+    # The minimum, because some turns include a probe of the network by the engine.
     wire_bytes = min(moved, default=None)
     wire = wire_bytes / bytes_per_s * 1e3 if wire_bytes is not None and bytes_per_s else None
     known = [ms for ms in (compute, wire) if ms is not None]
@@ -175,21 +177,21 @@ def _row(
 
 
 def final_loss(losses: Sequence[float], last: int) -> float | None:
-    """The mean loss of the few steps before `last`: where all are, not where each has come to."""
+    """The mean loss of the few steps before `last`, a step that all contestants have reached."""
     seen = losses[max(0, last - _LAST) : last]
     return sum(seen) / len(seen) if seen else None
 
 
 def _dense(entries: Sequence[Entry]) -> Entry | None:
-    """One that sends gradients as they are."""
+    """A contestant that sends uncompressed gradients."""
     exact = [e for e in entries if e.error is None and load(e.strategy).formula == "2(N-1)/N*S"]
     return exact[0] if exact else None
 
 
 def pictured(made: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
-    """Which two timelines to show: the fastest rival, and our fastest that sends no less than nine tenths of it.
+    """The two timelines to show: the fastest rival, and our fastest that sends at least 90% of its bytes.
 
-    With the same bytes, what is seen is the schedule and not the codec.
+    With the same bytes, the difference comes from the schedule and not from the codec.
     """
     timed = [row for row in made if row["step_ms"] is not None and row["status"] == "ok"]
     rival = min((row for row in timed if row["kind"] == "rival"), key=lambda row: row["step_ms"], default=None)
@@ -198,3 +200,17 @@ def pictured(made: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]
         ours = [row for row in ours if (row["wire_bytes"] or 0) >= 0.9 * rival["wire_bytes"]] or ours
     mine = min(ours, key=lambda row: row["step_ms"], default=None)
     return (rival["strategy"] if rival else None), (mine["strategy"] if mine else None)
+
+
+def last_two_steps(steps: Sequence[Sequence[int]], spans: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The last two whole steps of a turn, from start to start, in milliseconds from the first one's start."""
+    starts = [start for start, _ in steps][-3:]
+    if len(starts) < 3:
+        return {"marks": [], "spans": []}
+    zero, last = starts[0], starts[-1]
+    seen = [
+        [lane, name, unit, round((max(start, zero) - zero) / 1e6, 4), round((min(end, last) - zero) / 1e6, 4)]
+        for lane, name, unit, _, start, end in spans
+        if end > zero and start < last and lane != "step"
+    ]
+    return {"marks": [(start - zero) / 1e6 for start in starts], "spans": sorted(seen, key=lambda s: s[3])}

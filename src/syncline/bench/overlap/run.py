@@ -1,7 +1,7 @@
-"""`bench overlap`: compute alone, the rivals at their best and the engine, interleaved turn by turn on the same nodes.
+"""`bench overlap`: compute alone, DDP at its best and the engine, interleaved turn by turn on the same nodes.
 
-Everything is started at once; then one contestant at a time trains for a few seconds, round after round. What is
-reported are step times, ratios to the rivals within a round, and the distance to the bound max(compute, wire).
+All contestants are started at once; then one at a time trains for a few seconds, round after round. The result has step
+times, ratios to the rivals within a round, and ratios to the bound max(compute, network).
 """
 
 import json
@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from syncline.bench.overlap import page as overlap_page
 from syncline.bench.overlap.contestants import Contest
-from syncline.bench.overlap.course import Course, Progress, Turns
+from syncline.bench.overlap.rounds import Progress, Rounds, Turns
+from syncline.bench.overlap.table import page
 from syncline.cluster.measure import measure_bandwidth
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, warm_up
@@ -35,7 +35,7 @@ _BUSY = 0.1
 _DDP_BUCKET = 25.0
 _PATIENCE_S = 600.0
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-# An H200 had room for 11 ranks of 32 and for 24 of 16, so some are left free.
+# An H200 had room for 11 ranks of 32 channels and for 24 ranks of 16, so some remain free.
 _CHANNELS, _FEWEST = 256, 2
 
 
@@ -62,7 +62,7 @@ def contestants(compress: str, *, buckets: Iterable[float] = BUCKETS, also: Iter
 def measure(
     config: Config, turns: Turns, *, out: Path | None = None, progress: Progress = print
 ) -> tuple[Path, dict[str, Any]]:
-    """Run the contest of `config.compare.strategies`; returns its folder and what is in its `overlap.json`."""
+    """Run the contest of `config.compare.strategies`; returns its folder and the content of `overlap.json`."""
     runs = _planned(config)
     with emulated(config) as (cluster, note):
         folder = RunFolder(out or FOLDER, label="overlap")
@@ -89,7 +89,7 @@ def _contest(
     progress: Progress,
 ) -> None:
     with ExitStack() as stack:
-        # One MPS daemon for each: a daemon has channels for few ranks, and a fault takes all of a daemon's ranks along.
+        # One MPS daemon per contestant: a daemon has channels for few ranks, and a fault ends all of its ranks.
         shared = [stack.enter_context(shared_gpu(config.train, run.workers)) for run in runs]
         contest = stack.enter_context(Contest(patience_s=_PATIENCE_S + 2 * config.train.timeout_s))
         progress(f"starting {len(runs)} contestants, {sum(run.workers for run in runs)} ranks ...")
@@ -97,41 +97,41 @@ def _contest(
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
             where = places(config, workers=run.workers, servers=0, cluster=cluster, variables=variables)
             where = [_sharing_channels(place, sum(other.workers for other in runs)) for place in where]
-            # The counters are a node's: with several ranks on it they are nobody's alone.
+            # Bytes are counted per node: with several ranks on a node, they cannot be attributed to one.
             alone = cluster is not None and run.workers <= config.cluster.nodes
             contest.start(run, where, folder=path, count_wire=alone)
         contest.ready()
         try:
-            Course(turns, contest, result, save=partial(save, result, folder.path), progress=progress).run()
+            Rounds(turns, contest, result, save=partial(save, result, folder.path), progress=progress).run()
         finally:
-            # Nothing that was measured is lost, whatever ends the contest.
+            # Keep all measurements, whatever ends the contest.
             save(result, folder.path)
 
 
 def _sharing_channels(place: Place, ranks: int) -> Place:
-    """A rank that is alive holds its channels to a GPU, also between its turns: all of them have to fit."""
+    """Limit the CUDA connections of a rank: ranks keep theirs between turns, so those of all ranks have to fit."""
     asked = int(place.environment.get(_CONNECTIONS, "0"))
     fitting = str(max(_FEWEST, min(asked, _CHANNELS // ranks)))
     return replace(place, environment={**place.environment, _CONNECTIONS: fitting}) if asked else place
 
 
 def save(result: dict[str, Any], folder: Path) -> None:
-    """Put `overlap.json` and `overlap.html` in place, each in one move."""
+    """Write `overlap.json` and `overlap.html` atomically."""
     write_text(json.dumps(strict(result), indent=1, allow_nan=False) + "\n", folder / "overlap.json")
-    write_text(overlap_page.page(result), folder / "overlap.html")
+    write_text(page(result), folder / "overlap.html")
 
 
 def _planned(config: Config) -> list[Planned]:
-    """Every contestant, checked before anything starts."""
+    """All contestants, checked before anything starts."""
     if config.compare.scale:
         raise UsageError("bench overlap runs at one world size: leave compare.scale out")
     if config.cluster.changes:
-        raise UsageError("bench overlap keeps its links as they are: leave cluster.changes out")
+        raise UsageError("bench overlap does not change its links: leave cluster.changes out")
     runs = plan_runs(config, world_size=ranks_asked(config))
     for run in runs:
         if run.servers:
             raise UsageError(
-                f"'{run.strategy}' has aggregator ranks, which know no turns: leave it out, or use syncline compare"
+                f"'{run.strategy}' has aggregator ranks, which cannot take turns: leave it out, or use syncline compare"
             )
     return runs
 
@@ -139,7 +139,7 @@ def _planned(config: Config) -> list[Planned]:
 def _started(
     config: Config, turns: Turns, folder: RunFolder, cluster: Cluster | None, note: str | None
 ) -> dict[str, Any]:
-    """The result before the first turn, with what the link carries."""
+    """The result before the first turn, with the measured rate of the links."""
     facts, busy = environment(), busy_share(1.0)
     folder.describe(config, facts)
     measured = shaped = None
@@ -149,10 +149,10 @@ def _started(
     warnings = [note] if note else []
     shaped_as = config.cluster.bandwidth if shaped else ""
     if busy > _BUSY:
-        warnings.append(f"other programs take {busy:.0%} of this machine: preliminary figures")
+        warnings.append(f"other programs use {busy:.0%} of this machine: preliminary figures")
     return {
         "schema": SCHEMA,
-        # Not the recipe's title: its model or its links may have been replaced.
+        # Not the title of the recipe: options may have replaced its model or its links.
         "title": f"Overlap: {config.train.model}" + (f" on links of {shaped_as}" if shaped_as else ""),
         "setting": {
             "model": config.train.model,

@@ -1,9 +1,10 @@
-"""The table of `bench overlap`: one list of columns, for the terminal (in two parts) and for the page."""
+"""Table of `bench overlap` for the terminal (in two parts) and for the page, the verdict, and the page itself."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncline.report.bench_pages import Table, overlap_page
 from syncline.report.figures import NONE, between, number, one_line, printable, significant, times
 
 Row = Mapping[str, Any]
@@ -11,14 +12,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and how a row's cell is written."""
+    """A heading and the function that formats a row's cell."""
 
     head: str
     cell: Callable[[Row], str]
 
 
 def _figure(key: str, *, scale: float = 1.0, digits: int = 4) -> Callable[[Row], str]:
-    """What rounds to nothing is written as nothing: a heartbeat's bytes are no figure."""
+    """A cell with a number. Tiny values (the bytes of a heartbeat) are shown as 0."""
 
     def cell(row: Row) -> str:
         if row[key] is None:
@@ -48,7 +49,7 @@ _COST = (
 
 
 def time_columns(result: Row) -> list[Column]:
-    """Step time, distance to the bound, and how many times as long each rival takes."""
+    """Step time, ratio to the bound, and time of each rival relative to ours."""
     families = dict.fromkeys(family for row in result["rows"] for family in row["times_faster_than"])
     return [
         Column("step ms", _figure("step_ms")),
@@ -59,23 +60,30 @@ def time_columns(result: Row) -> list[Column]:
 
 
 def headings(result: Row) -> list[str]:
-    """All headings, the contestant's first."""
+    """All headings, the name of the contestant first."""
     return ["strategy", *(column.head for column in [*time_columns(result), *_COST])]
 
 
 def cells(row: Row, result: Row) -> list[str]:
-    """A row's cells, in the order of `headings`."""
+    """The cells of a row, in the order of `headings`."""
     return [label(row), *(column.cell(row) for column in [*time_columns(result), *_COST])]
 
 
 def label(row: Row) -> str:
-    """The contestant; a star marks the best of those that differ in buckets alone."""
+    """Name of the contestant; a star marks the best of those that differ in bucket size only."""
     crashed = " (crashed)" if row["status"] == "crashed" else ""
     return printable(row["strategy"]) + ("*" if row["best_of_family"] else "") + crashed
 
 
+def page(result: Row) -> str:
+    """The HTML page as text."""
+    crashed = frozenset(number for number, row in enumerate(result["rows"]) if row["status"] == "crashed")
+    table = Table(headings(result), [cells(row, result) for row in result["rows"]], crashed)
+    return overlap_page(result, table, sentences=verdicts(result))
+
+
 def print_tables(result: Row, console: Any) -> None:
-    """For a terminal of 80 columns and more; needs rich."""
+    """Print the tables on a terminal of at least 80 columns; needs rich."""
     from rich.text import Text
 
     setting = result["setting"]
@@ -93,7 +101,7 @@ def print_tables(result: Row, console: Any) -> None:
 
 
 def verdicts(result: Row) -> list[str]:
-    """The two timelines' contestants in a sentence."""
+    """A sentence that compares the two contestants whose timelines are shown."""
     rows = {row["strategy"]: row for row in result["rows"]}
     if len(result["pictured"]) < 2:
         return []
@@ -101,7 +109,7 @@ def verdicts(result: Row) -> list[str]:
     found = ours["times_faster_than"].get(rival["family"])
     if not found:
         return []
-    text = f"{ours['strategy']} takes {significant(ours['step_ms'])} ms a step, {rival['strategy']} takes"
+    text = f"{ours['strategy']} takes {significant(ours['step_ms'])} ms per step, {rival['strategy']} takes"
     text += f" {significant(rival['step_ms'])} ms: {found['median']:.2f} times as long"
     text += f" ({found['low']:.2f} to {found['high']:.2f} over the rounds)"
     if ours["to_bound"] is not None:
@@ -111,10 +119,10 @@ def verdicts(result: Row) -> list[str]:
 
 def _rich(title: str, columns: Any, result: Row) -> Any:
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = RichTable(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.padding, table.pad_edge, table.show_edge = (0, 1, 0, 0), False, False
     table.add_column("strategy", overflow="fold", min_width=18)
     for column in columns:

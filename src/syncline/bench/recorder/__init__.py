@@ -1,1 +1,1 @@
-"""`bench recorder`: the cost of recording."""
+"""`bench recorder`: the cost of recording a trace."""

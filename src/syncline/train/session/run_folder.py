@@ -16,7 +16,7 @@ import torch
 import syncline
 from syncline.errors import UsageError
 from syncline.files import write_text
-from syncline.report.write import write_html
+from syncline.report.html import write_html
 from syncline.results import file as results_file
 from syncline.results.schema import Results
 from syncline.train.config import Config

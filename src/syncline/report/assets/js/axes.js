@@ -30,19 +30,24 @@ Syncline.axes = (() => {
   };
 
   // Draws both axes into `root` and returns the scales. `range` is {x: [low, high], y: [low, high]}.
-  const frame = (root, { width, height, range, log = false, xTicks = null, xName, format }) => {
+  const frame = (root, { width, height, range, log = false, xLog = false, xTicks = null, xName, xFormat = String, format }) => {
     const yTicks = log ? logTicks(...range.y) : ticks(...range.y, height / 55);
     const labels = yTicks.map(format);
     const left = 14 + 6.6 * Math.max(...labels.map((label) => label.length), 2);
     const box = { left, right: width - 14, top: 10, bottom: height - 36 };
-    const x = scale(...range.x, box.left, box.right, false);
+    const x = scale(...range.x, box.left, box.right, xLog);
     const y = scale(...range.y, box.bottom, box.top, log);
     const grid = svg("g", { class: "grid" });
     yTicks.forEach((tick, i) => grid.append(
       svg("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }),
       svg("text", { x: box.left - 7, y: y(tick) + 4, "text-anchor": "end" }, labels[i])));
     const marks = xTicks ?? ticks(...range.x, Math.min(10, width / 80)).filter(Number.isInteger);
-    for (const tick of marks) grid.append(svg("text", { x: x(tick), y: box.bottom + 17, "text-anchor": "middle" }, String(tick)));
+    for (const tick of marks) {
+      const label = xFormat(tick);
+      // A label that is wider than the room beside its tick ends at the edge of the plot.
+      const half = label.length * 3.3;
+      grid.append(svg("text", { x: Math.min(x(tick), width - half - 2), y: box.bottom + 17, "text-anchor": "middle" }, label));
+    }
     grid.append(
       svg("line", { class: "base", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
       svg("text", { class: "axis", x: box.right, y: box.bottom + 32, "text-anchor": "end" }, xName));

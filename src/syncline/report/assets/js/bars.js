@@ -5,7 +5,7 @@ Syncline.bars = (() => {
   const ROW = 50;
   const BAR = 22;
 
-  // rows: [{index, label, note, pieces: [{cls, value, name, value text, inside}], tick}]; `top` ends the scale.
+  // rows: [{index, label, note, pieces: [{cls, value, name, value text, inside}], tick, range}]; `top` ends the scale.
   const bars = (plot, rows, { width, top, title }) => {
     if (!rows.length) {
       plot.append(html("p", { class: "empty" }, "All strategies are hidden: choose one in the legend."));
@@ -38,6 +38,10 @@ Syncline.bars = (() => {
           root.append(svg("text", { class: `inside ${piece.cls}`, x: x + wide / 2, y: y + 15.5, "text-anchor": "middle" }, piece.inside));
         }
         x += wide;
+      }
+      if (row.range) {
+        const [low, high] = row.range.map(scale);
+        root.append(svg("path", { class: "range", d: `M${low},${y + BAR / 2}H${high}M${low},${y + 7}v8M${high},${y + 7}v8` }));
       }
       if (row.tick) root.append(svg("line", { class: "tick", x1: scale(row.tick), x2: scale(row.tick), y1: y - 1, y2: y + BAR + 4 }));
     });

@@ -49,7 +49,7 @@ Syncline.lines = (() => {
   const bounds = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
   // series: [{cls, name, points: [[x, y|null]], dashed, dots, marks: [[x, y]], quiet}]
-  // options: {width, height, log, zero, cap, xName, xTicks, format, read, title}
+  // options: {width, height, log, zero, cap, xName, xLog, xTicks, xFormat, xMark, yRange, format, read, title}
   const lines = (plot, series, options) => {
     const { log = false, format } = options;
     const usable = (y) => y !== null && (!log || y > 0);
@@ -66,6 +66,7 @@ Syncline.lines = (() => {
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
       [low, high] = [options.zero ? 0 : low - pad, high + pad];
     }
+    if (options.yRange) [low, high] = options.yRange;
     let [first, last] = bounds(all.map((point) => point[0]));
     if (first === last) [first, last] = [first - 1, last + 1];
     const height = options.height ?? 320;
@@ -91,6 +92,7 @@ Syncline.lines = (() => {
       }
       root.append(group);
     }
+    if (options.xMark) root.append(svg("line", { class: "xmark", x1: x(options.xMark), x2: x(options.xMark), y1: box.top, y2: box.bottom }));
     const cursor = svg("g", { class: "cursor" });
     root.append(cursor);
     plot.append(root);
@@ -113,7 +115,7 @@ Syncline.lines = (() => {
         ...rows.filter((row) => view.usable(row.y)).map((row) =>
           svg("circle", { class: row.cls, cx: view.x(at), cy: view.y(view.clip(row.y)), r: 4 })));
       const ratio = root.clientWidth / view.width || 1;
-      box.show(view.x(at) * ratio, 60, `${view.xName} ${at}`, rows.map((row) => ({
+      box.show(view.x(at) * ratio, 60, `${view.xName} ${(view.xFormat ?? String)(at)}`, rows.map((row) => ({
         cls: row.cls, name: row.name, value: row.y === null ? "not finite" : (view.read ?? view.format)(row.y) })));
     };
     const leave = () => { current = null; cursor.replaceChildren(); box.hide(); };
@@ -121,7 +123,8 @@ Syncline.lines = (() => {
       const bounds = root.getBoundingClientRect();
       const px = ((event.clientX - bounds.left) * view.width) / bounds.width;
       const share = (px - view.box.left) / (view.box.right - view.box.left);
-      const wanted = view.range[0] + share * (view.range[1] - view.range[0]);
+      const [from, to] = view.range;
+      const wanted = view.xLog ? from * (to / from) ** share : from + share * (to - from);
       let [low, high] = [0, xs.length - 1];
       while (low < high) { const mid = (low + high) >> 1; if (xs[mid] < wanted) low = mid + 1; else high = mid; }
       place(low > 0 && wanted - xs[low - 1] < xs[low] - wanted ? low - 1 : low);

@@ -1,24 +1,73 @@
-"""Spans as the page's timeline holds them: a row a track, columns of small integers, every string once.
+"""Spans for the page's timeline: which spans of a trace are included, and their compact encoding.
 
-Times are nanoseconds from the first span, each start as the distance to the one before it in its row. A column is a
-run of variable-length integers (seven bits a byte, low ones first) in base64: about twelve characters a span.
+Times are nanoseconds. A start is stored as its distance from the start before it in its row. A column is a sequence of
+variable-length integers (seven bits per byte, low bits first) in base64: about twelve characters per span.
 """
 
 import base64
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from syncline.report.figures import one_line
+from syncline.report.figures import one_line, plural
 from syncline.trace.span import LANES, STEP, Span
+
+LIMIT = 100_000
+"""Maximum number of spans of one run in a page."""
 
 ORDER = (STEP, *LANES)
 """Lanes from top to bottom."""
 
-DEEP = 10
-"""Rows that a lane gets for spans that overlap; what does not fit is drawn over the last one."""
+MAX_ROWS = 10
+"""Rows of a lane for spans that overlap. Spans that do not fit are drawn over the last row."""
 
-_NAME = 200  # characters of a name; a longer one cannot be read and would be in the page as a whole
+_BEGINNING = 0.25  # share of the limit for the first steps; the steady steps get the larger part
+_NAME = 200  # characters of a name in the page; nobody reads a longer one
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The spans that are shown, the range of steps that are left out, and a sentence about it."""
+
+    spans: Sequence[Span]
+    gap: tuple[int, int] | None = None
+    sentence: str = ""
+
+
+def excerpt(spans: Sequence[Span], *, limit: int = LIMIT) -> Excerpt:
+    """The first and the last steps, as many as `limit` spans allow. Of a single huge step: its longest spans."""
+    if len(spans) <= limit:
+        return Excerpt(spans)
+    counts = Counter(span.step for span in spans)
+    steps = sorted(counts)
+    kept = _first_and_last(steps, counts, limit)
+    if not kept:
+        last = steps[-1]
+        longest = sorted((s for s in spans if s.step == last), key=lambda s: s.start - s.end)[:limit]
+        text = f"Step {last} alone has {counts[last]:,} spans: its {len(longest):,} longest are shown."
+        return Excerpt(longest, None, text)
+    shown = [span for span in spans if span.step in kept]
+    left_out = [step for step in steps if step not in kept]
+    gap = (left_out[0], left_out[-1])
+    text = (
+        f"The trace has {len(spans):,} spans; here are the {len(shown):,} of {plural(len(kept), 'step')}."
+        f" Steps {gap[0]} to {gap[1]} are left out."
+    )
+    return Excerpt(shown, gap, text)
+
+
+def _first_and_last(steps: list[int], counts: Counter[int], limit: int) -> set[int]:
+    """Steps from the front until a share of the limit is used, then steps from the back while they fit."""
+    kept: set[int] = set()
+    used = 0
+    for order, most in ((steps, limit * _BEGINNING), (reversed(steps), limit)):
+        for step in order:
+            if used + counts[step] > most:
+                break
+            kept.add(step)
+            used += counts[step]
+    return kept
 
 
 def columns(spans: Sequence[Span]) -> dict[str, Any]:
@@ -60,15 +109,15 @@ def _lanes(spans: Iterable[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:
-    """Each span on the first row that is free by then; on the last one where all are taken."""
+    """Each span on the first row that is free when it starts, or on the last row if none is."""
     rows: list[list[Span]] = []
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
-        for slot, end in enumerate(ends):  # noqa: B007 - the last one is meant, too
+        for slot, end in enumerate(ends):  # noqa: B007 - `slot` is used after the loop, too
             if end <= span.start:
                 break
         else:
-            if len(rows) < DEEP:
+            if len(rows) < MAX_ROWS:
                 rows.append([])
                 ends.append(0)
             slot = len(rows) - 1
@@ -78,7 +127,7 @@ def _rows(spans: list[Span]) -> list[list[Span]]:
 
 
 class _Names(dict[str, int]):
-    """The place of each name in the table of strings, under which it is shown."""
+    """Index of each name in the table of strings, where it is shortened to one line."""
 
     def __init__(self, strings: dict[str, int]) -> None:
         super().__init__()

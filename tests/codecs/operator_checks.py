@@ -1,7 +1,4 @@
-"""The fused operators of a device against the plain reference: fresh random data, odd sizes, poisoned memory.
-
-For the machine that has the device: the test suite runs the same kernels in Triton's interpreter.
-"""
+"""Checks of the fused operators on a device against the plain reference: random data, odd sizes, poisoned memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(device: torch.device, *, sizes: tuple[int, ...] = SIZES) -> list[str]:
-    """What is wrong, one line each; empty if nothing is."""
+    """One line for each difference; empty if all operators agree."""
     wrong: list[str] = []
     for size in sizes:
         for dtype in DTYPES:
@@ -40,7 +37,7 @@ def run(device: torch.device, *, sizes: tuple[int, ...] = SIZES) -> list[str]:
 
 
 def _poison(device: torch.device) -> None:
-    """Fill memory that the next allocations will get, so that an element nobody wrote shows."""
+    """Fill the memory of the next allocations, so that elements that are never written are noticed."""
     held = [
         torch.full((size,), 0xA5, dtype=torch.uint8, device=device) for size in [512] * 16 + [1 << 19] * 8 + [1 << 25]
     ]
@@ -80,7 +77,7 @@ def _ternary(x: Tensor) -> None:
 def _blocks(x: Tensor) -> None:
     n = x.numel()
     combinations = [(bits, seed, norm) for bits in (8, 4, 2, 3) for seed in (None, 5) for norm in ("max", "l2")]
-    # Other dtypes differ in how they are loaded alone; each combination costs a compilation.
+    # Other dtypes differ only in how they are loaded; each combination costs a compilation.
     for bits, seed, norm in combinations if x.dtype == torch.float32 else [(8, None, "max"), (4, 5, "l2")]:
         packed, scales = ops.quantize_blocks(x, bits=bits, block=128, seed=seed, norm=norm)
         want, want_scales = plain.quantize_blocks(x, bits, 128, seed, norm == "l2")
@@ -102,7 +99,7 @@ def _natural(x: Tensor) -> None:
 
 
 def _topks(x: Tensor) -> list[Callable[[Tensor, int], tuple[Tensor, Tensor]]]:
-    """The operator, and on CUDA the kernel that it chooses for large tensors alone."""
+    """The operator, and on CUDA also the kernel that it uses for large tensors only."""
     if x.device.type != "cuda" or x.dtype == torch.float64:
         return [ops.topk]
     from syncline.codecs.kernels import gpu_select
@@ -129,7 +126,7 @@ def _select(x: Tensor) -> None:
 
 
 def _misled(x: Tensor) -> None:
-    """The k largest although the sample's threshold is far off: too low, too high, nan."""
+    """The k largest values although the sampled threshold is wrong: too low, too high, nan."""
     if x.device.type != "cuda":
         return
     from syncline.codecs.kernels import gpu_select

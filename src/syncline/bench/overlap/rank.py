@@ -1,7 +1,7 @@
-"""Turns on a rank's side: training stands still between steps until the coordinator gives the next turn.
+"""One rank of `bench overlap`: training pauses between steps until the coordinator orders the next turn.
 
-Orders come through a pipe: a number of steps, 0 to end. When its other side closes, which also a coordinator that was
-killed does, the rank ends at once, whatever it is doing.
+Orders come through a pipe: a number of steps, or 0 to end. When the other end of the pipe closes (also because the
+coordinator was killed), the rank exits at once, whatever it is doing.
 """
 
 import os
@@ -20,23 +20,23 @@ from syncline.train.rank.wire_bytes import Counters, read_counters
 from syncline.train.rank.worker import Assignment, run_rank
 from syncline.train.strategies.syncline import plan_facts
 
-_SHOWN = 4
-"""Steps at a turn's end whose spans rank 0 sends along, for the picture."""
+_SHOWN_STEPS = 4
+"""Steps at the end of a turn whose spans rank 0 reports, for the timeline."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks of one contestant are started with."""
+    """Arguments of the ranks of one contestant."""
 
     assignment: Assignment
     store: str
     orders: tuple[Connection, ...]
-    """A rank's end of its pipe, by rank."""
+    """The receiving end of each rank's pipe, by rank."""
     count_wire: bool
 
 
 class TurnGate:
-    """Lets the loop run so many steps as were ordered, and reports what each turn was like."""
+    """Lets the loop run the ordered number of steps, and reports the figures of each turn."""
 
     def __init__(self, orders: Connection, report: Report, *, rank: int, count_wire: bool) -> None:
         self._report, self._rank, self._count_wire = report, rank, count_wire
@@ -50,11 +50,11 @@ class TurnGate:
         return step >= self._until
 
     def wait(self, loop: Loop, outcome: Outcome) -> bool:
-        """Report the turn that has ended (at first: that this rank is ready) and wait for the next."""
+        """Report the turn that has ended (at first: that this rank is ready), and wait for the next order."""
         step = len(outcome.losses)
         if self._began is None:
-            settled = max(synchroniser.settled_steps for synchroniser in loop.synchronisers)
-            self._report({"kind": "ready", "settled_steps": settled})
+            warm_up = max(synchroniser.settled_steps for synchroniser in loop.synchronisers)
+            self._report({"kind": "ready", "settled_steps": warm_up})
         else:
             self._report({"kind": "turn", **self._turn(loop, outcome, *self._began)})
         steps = self._orders.get()
@@ -63,7 +63,7 @@ class TurnGate:
         return steps > 0
 
     def _turn(self, loop: Loop, outcome: Outcome, first: int, began: int, before: Counters | None) -> dict[str, Any]:
-        """Plain numbers of one turn. Times are of the host's monotonic clock, which all ranks here share."""
+        """Figures of one turn as plain numbers, timed by the host's monotonic clock, which all ranks here share."""
         ended, count = time.perf_counter_ns(), len(outcome.losses) - first
         now = self._reading()
         turn: dict[str, Any] = {
@@ -78,9 +78,9 @@ class TurnGate:
             turn["wire"] = asdict(Counters(round(moved.sent / count), round(moved.received / count)))
         if self._rank == 0:
             spans = loop.recorder.spans(first)
-            shown = first + count - _SHOWN
+            shown = first + count - _SHOWN_STEPS
             turn["steps"] = [[s.start, s.end] for s in spans if s.lane == STEP]
-            # On a GPU data is read ahead, by the host's clock: beside the device's spans it would show what is not.
+            # On a GPU, data is read ahead and timed by the host, so it does not fit beside the device's spans.
             left_out = {"data"} if loop.device.type == "cuda" else set()
             seen = [s for s in spans if s.step >= shown and s.lane not in left_out]
             turn["spans"] = [[s.lane, s.name, s.unit, s.step, s.start, s.end] for s in seen]
@@ -91,7 +91,7 @@ class TurnGate:
         return read_counters() if self._count_wire else None
 
     def _listen(self, orders: Connection) -> None:
-        """Take orders in a thread of its own, so that a rank in the middle of a step hears that all is over."""
+        """Receive orders in a thread, so that a rank notices a closed pipe also in the middle of a step."""
         steps = -1
         while steps:
             try:
@@ -102,7 +102,7 @@ class TurnGate:
 
 
 def run_in_turns(place: Place, work: Work, report: Report) -> dict[str, Any]:
-    """A rank's life, for `launch`: what `run_rank` returns, once it was told to end."""
+    """Train in turns until the order to end; returns what `run_rank` returns."""
     gate = TurnGate(work.orders[place.rank], report, rank=place.rank, count_wire=work.count_wire)
     return run_rank(
         work.assignment,

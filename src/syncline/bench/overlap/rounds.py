@@ -1,4 +1,4 @@
-"""The course of `bench overlap`: every contestant warms up, then they take turns, round after round."""
+"""Rounds of `bench overlap`: every contestant warms up, then they take turns, round after round."""
 
 import time
 from collections.abc import Callable
@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncline.bench.overlap.contestants import Contest, Contestant
-from syncline.bench.overlap.rows import Entry, common_steps, kind_of, pictured, rows, steady_ms, turn_steps
-from syncline.bench.overlap.timeline import window
+from syncline.bench.overlap.rows import (
+    Entry,
+    common_steps,
+    kind_of,
+    last_two_steps,
+    pictured,
+    rows,
+    steady_ms,
+    turn_steps,
+)
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
@@ -15,28 +23,28 @@ from syncline.train.session.assemble import spans_of
 
 Progress = Callable[[str], None]
 LEAD = 3
-"""Steps at the beginning of a turn that do not count."""
+"""Steps at the start of a turn that do not count."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How often and how long."""
+    """Number and length of the turns."""
 
     rounds: int = 5
     seconds: float = 4.0
-    """About so long counts a turn."""
+    """Approximate length of a turn."""
     steps: int = 20
-    """No more steps than this count in a turn; no fewer than three."""
+    """Maximum number of steps that count in a turn; the minimum is three."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.steps < 3:
-            raise UsageError(f"--rounds {self.rounds} --steps {self.steps}: at least 1, and at least 3")
+            raise UsageError(f"--rounds {self.rounds} --steps {self.steps}: use at least 1 round and 3 steps")
         if not 0 < self.seconds < 1e6:
-            raise UsageError(f"--seconds {self.seconds:g}: a turn takes a positive number of seconds")
+            raise UsageError(f"--seconds {self.seconds:g}: the seconds of a turn must be positive")
 
 
-class Course:
-    """The contest from warm-up to end, filing what it sees in `result`."""
+class Rounds:
+    """The contest from warm-up to end; keeps `result` up to date."""
 
     def __init__(
         self, turns: Turns, contest: Contest, result: dict[str, Any], *, save: Callable[[], None], progress: Progress
@@ -47,29 +55,29 @@ class Course:
         self.zero = time.perf_counter_ns()
 
     def run(self) -> None:
-        """Warm-up, rounds, end."""
+        """Warm up, run all rounds, end the contestants and write their traces."""
         pairs = list(zip(self.contest.contestants, self.entries, strict=True))
         for contestant, entry in pairs:
             self._warm_up(contestant, entry)
-        self._file()
+        self._update()
         for number in range(1, self.turns.rounds + 1):
-            # Every other round goes backwards: a machine that grows slower meets all alike.
+            # Every other round goes backwards, so that a machine that gets slower affects all alike.
             for contestant, entry in pairs if number % 2 else reversed(pairs):
                 self._count(contestant, entry, number)
-                self._file()
+                self._update()
             self.result["rounds_done"] = number
             self.save()
         for contestant, entry in pairs:
             records = self.contest.end(contestant)
-            self._out(contestant, entry)
+            self._note_crash(contestant, entry)
             if records:
                 metadata = {"strategy": contestant.strategy, "world_size": contestant.workers}
                 write_chrome_trace(spans_of(records), contestant.folder / "trace.json.gz", metadata=metadata)
-        self._file()
+        self._update()
 
     def _warm_up(self, contestant: Contestant, entry: Entry) -> None:
-        """Until nothing settles any more: DDP's buckets, PowerSGD's dense steps, the engine's tuning."""
-        turn = self._take(contestant, entry, max(2, contestant.settled_steps), expected_s=0.0)
+        """Run until nothing changes any more: DDP's buckets, PowerSGD's dense steps, the engine's tuning."""
+        turn = self._take(contestant, entry, max(2, contestant.warm_up_steps), expected_s=0.0)
         if turn is not None:
             steps = steady_ms(turn["steps"], lead=0)
             entry.warm_up = self._times(turn) | {"steps": len(steps), "step_ms": steps}
@@ -80,7 +88,7 @@ class Course:
             return
         step_s = median(entry.turns[-1]["step_ms"] if entry.turns else entry.warm_up["step_ms"][-2:]) / 1e3
         counted = turn_steps(step_s, seconds=self.turns.seconds, most=self.turns.steps)
-        # The engine's first steps find the network idle; what they leave to later ones grows for some steps.
+        # The first steps of the engine find the network idle; the work left to later steps grows for some steps.
         lead = LEAD if counted > 3 or kind_of(entry.strategy) == "ours" else 1
         ran = lead + counted + 1
         turn = self._take(contestant, entry, ran, expected_s=step_s * ran)
@@ -89,33 +97,33 @@ class Course:
         steps = steady_ms(turn["steps"], lead=lead)
         made = {"round": number, "steps": ran, "lead": lead, "step_ms": steps}
         entry.turns.append({**made, "wire_bytes": turn["wire_bytes"], **self._times(turn)})
-        self.result["timelines"][entry.strategy] = window(turn["steps"], turn["spans"])
-        text = f"{sum(steps) / len(steps):.1f} ms a step, of {counted}"
+        self.result["timelines"][entry.strategy] = last_two_steps(turn["steps"], turn["spans"])
+        text = f"{sum(steps) / len(steps):.1f} ms per step, mean of {counted}"
         self.progress(f"round {number} of {self.turns.rounds}, {entry.strategy}: {text}")
 
     def _take(self, contestant: Contestant, entry: Entry, steps: int, *, expected_s: float) -> dict[str, Any] | None:
-        """A turn as rank 0 saw it, with the mean loss and the busiest link of all ranks."""
-        told = self.contest.turn(contestant, steps, expected_s=expected_s)
-        self._out(contestant, entry)
-        if not told:
+        """A turn as rank 0 reports it, with the mean loss and the busiest link of all ranks."""
+        reports = self.contest.turn(contestant, steps, expected_s=expected_s)
+        self._note_crash(contestant, entry)
+        if not reports:
             return None
-        entry.losses += [sum(values) / len(values) for values in zip(*(t["losses"] for t in told), strict=True)]
-        entry.plans = told[0]["plans"]
-        wire = [max(t["wire"]["sent"], t["wire"]["received"]) for t in told if t["wire"] is not None]
-        spread = {"began": min(t["began"] for t in told), "ended": max(t["ended"] for t in told)}
-        return told[0] | spread | {"wire_bytes": max(wire, default=None)}
+        entry.losses += [sum(values) / len(values) for values in zip(*(t["losses"] for t in reports), strict=True)]
+        entry.plans = reports[0]["plans"]
+        wire = [max(t["wire"]["sent"], t["wire"]["received"]) for t in reports if t["wire"] is not None]
+        spread = {"began": min(t["began"] for t in reports), "ended": max(t["ended"] for t in reports)}
+        return reports[0] | spread | {"wire_bytes": max(wire, default=None)}
 
-    def _out(self, contestant: Contestant, entry: Entry) -> None:
+    def _note_crash(self, contestant: Contestant, entry: Entry) -> None:
         if contestant.crash is not None and entry.error is None:
             crash = contestant.crash
             entry.error = {"rank": crash.rank, "summary": crash.summary, "traceback": crash.traceback}
             self.progress(f"{entry.strategy} crashed on rank {crash.rank}: {crash.summary}")
 
     def _times(self, turn: dict[str, Any]) -> dict[str, float]:
-        """Of a turn, in ms since the contest began."""
+        """Begin and end of a turn, in ms since the contest began."""
         return {key: (turn[key] - self.zero) / 1e6 for key in ("began", "ended")}
 
-    def _file(self) -> None:
+    def _update(self) -> None:
         rate = self.result["link"]["measured_bits_per_s"]
         self.result["rows"] = rows(self.entries, bytes_per_s=rate / 8 if rate else None)
         self.result["loss_step"] = common_steps(self.entries)

@@ -1,0 +1,67 @@
+"""Rows and table of `bench overhead`, from the records of the ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from syncline.bench.output import rich_table
+from syncline.bench.overhead.rank import PHASES
+from syncline.bench.timing import ratios, summarize
+
+_TIMES = ("step", "cpu", "thread", "issue")
+
+
+def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of a way over all ranks: medians, quartiles, and ratios to DDP and differences from alone by round."""
+    mine, ddp, alone = ([record["ways"][way] for record in records] for way in (name, "ddp", "alone"))
+    made: dict[str, Any] = {"way": name, "loss": mine[0]["loss"], "plan": mine[0]["plan"]}
+    made |= {"ratio_to_ddp": {}, "above_alone_ms": {}}
+    for kind in _TIMES:
+        if not mine[0][kind]:
+            continue
+        made[f"{kind}_ms"] = summarize(_pooled(mine, kind)).as_dict()
+        made["ratio_to_ddp"][kind] = summarize(ratios(_pooled(mine, kind), _pooled(ddp, kind))).as_dict()
+        pairs = zip(_pooled(mine, kind), _pooled(alone, kind), strict=True)
+        made["above_alone_ms"][kind] = summarize([a - b for a, b in pairs]).as_dict()
+    for kind in ("phases", "issue_phases"):
+        columns = list(zip(*_pooled(mine, kind), strict=True))
+        if columns:
+            made[f"{kind}_ms"] = {p: summarize(c).as_dict() for p, c in zip(PHASES, columns, strict=True)}
+    if mine[0]["kept_busy"]:
+        busy = _pooled(mine, "kept_busy")
+        made["kept_busy"] = sum(busy) / len(busy)
+    gradient = records[0]["gradient_bytes"]
+    here, there = mine[0]["memory"], alone[0]["memory"]
+    made["memory_bytes"] = here
+    made["memory_above_alone_of_gradients"] = {
+        moment: (here[moment] - (0 if moment == "state" else there[moment])) / gradient for moment in here
+    }
+    return made
+
+
+def _pooled(records: Sequence[dict[str, Any]], kind: str) -> list[Any]:
+    return [value for record in records for value in record[kind]]
+
+
+def headings(result: dict[str, Any]) -> list[str]:
+    """Headings of the table: on CUDA also the time to issue a step and the peak of memory."""
+    cuda = result["setting"]["device"] == "cuda"
+    columns = ["way", "step ms", "/ddp", "CPU ms", "/ddp", *(["issue ms", "/ddp"] if cuda else ["thread ms", "/ddp"])]
+    return [*columns, "+mem step", "+mem wait", *(["+mem peak"] if cuda else []), "state"]
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """The cells of a row: median and half the interquartile range; memory in multiples of the gradients."""
+    texts = [line["way"]]
+    for kind in ("step", "cpu", "issue" if "issue_ms" in line else "thread"):
+        time = line[f"{kind}_ms"]
+        texts += [f"{time['median']:.1f} ±{(time['high'] - time['low']) / 2:.1f}"]
+        texts += [f"{line['ratio_to_ddp'][kind]['median']:.2f}"]
+    return texts + [f"{value:.2f}x" for value in line["memory_above_alone_of_gradients"].values()]
+
+
+def console_table(result: dict[str, Any], *, width: int = 120) -> Any:
+    """The table for a terminal; a narrow one has no spread. Needs rich."""
+    title = f"overhead: {result['setting']['model']}, {result['tensors']} tensors, {result['setting']['device']}"
+    wide = width >= 120
+    rows = [[text if wide else text.partition(" ±")[0] for text in cells(line)] for line in result["rows"]]
+    return rich_table(title, headings(result), rows, fold=not wide)

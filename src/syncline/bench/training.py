@@ -1,0 +1,147 @@
+"""One model trained in several ways (alone, under DDP, attached), as the ranks of `overhead` and `recorder` do it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from syncline._compat import FileStore
+from syncline.cluster.ranks import Place
+from syncline.engine import attach
+from syncline.train.workload import build, load_optimizer
+
+TUNED_STEPS = 18
+"""Steps after which an attached model has its plan and has measured the network."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured: one model on fixed random samples, the ways to train it, and the number of repetitions."""
+
+    device: str
+    ways: tuple[str, ...]
+    model: str = "resnet50"
+    data: str = "synthetic(image_size=32)"
+    # A tiny learning rate: when the loss reaches zero, gradients are denormal numbers, which are slow on a CPU.
+    optimizer: str = "sgd(lr=0.000001, momentum=0.9)"
+    batch: int = 2
+    ranks: int = 2
+    blocks: int = 7
+    steps: int = 10
+    """Steps per block."""
+    warm_up: int = 5
+    threads: int = 1
+    seed: int = 0
+    timeout_s: float = 300.0
+
+
+def compression(way: str) -> str | None:
+    """The codec of a way `syncline(codec)`; None without compression.
+
+    >>> compression("syncline(powersgd(rank=4) | bf16)")
+    'powersgd(rank=4) | bf16'
+    """
+    return way.partition("(")[2].removesuffix(")") or None
+
+
+class Way:
+    """A new model with its optimizer: trained alone, under DDP, or attached."""
+
+    def __init__(self, name: str, options: Options, device: torch.device) -> None:
+        self.name = name
+        self.sync: Any = None
+        workload = build(options.model, options.data, seed=options.seed).to(device)
+        (phase,) = workload.phases
+        first = dist.get_rank() * options.batch
+        indices = torch.arange(first, first + options.batch)
+        self._batch = tuple(part.to(device) for part in workload.train.batch(indices))
+        self.module: Any = phase.module
+        self.parameters = list(phase.module.parameters())
+        self.optimizer = load_optimizer(options.optimizer, self.parameters)
+        self.loss: Any = None
+        if name == "ddp":
+            self.module = DistributedDataParallel(phase.module, gradient_as_bucket_view=True)
+        elif name != "alone":
+            self.sync = attach(phase.module, self.optimizer, compress=compression(name))
+
+    def forward_backward_step(self) -> list[float]:
+        """Run a step without `zero_grad`; the milliseconds of the training thread in forward, backward and step."""
+        marks = [time.perf_counter()]
+        self.loss = self.module(*self._batch)
+        marks.append(time.perf_counter())
+        self.loss.backward()
+        marks.append(time.perf_counter())
+        self.optimizer.step()
+        marks.append(time.perf_counter())
+        return [(b - a) * 1e3 for a, b in pairwise(marks)]
+
+    def step(self) -> list[float]:
+        """Run a whole step; the milliseconds of forward, backward, step and zero_grad."""
+        times = self.forward_backward_step()
+        began = time.perf_counter()
+        self.optimizer.zero_grad()
+        return [*times, (time.perf_counter() - began) * 1e3]
+
+    def wait(self) -> None:
+        """Return when nothing is in flight."""
+        if self.sync is not None:
+            self.sync.wait()
+        synchronise(self.parameters[0].device)
+
+    def state_bytes(self) -> int:
+        """Bytes that its codecs keep from step to step."""
+        return 0 if self.sync is None else sum(t.nbytes for t in self.sync.state_dict().values() if t.dim())
+
+
+@dataclass
+class BlockTimes:
+    """Milliseconds per step, one value per block: wall time, CPU time of the process, CPU time of this thread."""
+
+    step: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    thread: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def block(self, steps: int) -> Iterator[None]:
+        """Time a block of `steps` steps."""
+        clocks = (time.perf_counter, time.process_time, time.thread_time)
+        began = [clock() for clock in clocks]
+        yield
+        ended = [clock() for clock in clocks]
+        for values, start, end in zip((self.step, self.cpu, self.thread), began, ended, strict=True):
+            values.append((end - start) * 1e3 / steps)
+
+
+@contextmanager
+def joined(options: Options, place: Place, store: str) -> Iterator[torch.device]:
+    """Join the process group, and give the rank's device."""
+    torch.set_num_threads(options.threads)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=FileStore(store, place.world_size),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=options.timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def synchronise(device: torch.device) -> None:
+    """Return when the device has finished all work that was issued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
