@@ -117,7 +117,7 @@ def test_a_trace_that_cannot_be_read_is_named_and_the_page_is_made(
     write_html(samples.results(), tmp_path / "report.html")
     assert "ring has no timeline" in (tmp_path / "report.html").read_text()
     assert MAX_FILE_BYTES > 1 << 20
-    monkeypatch.setattr("syncline.report.traces.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("syncline.report.panels.MAX_FILE_BYTES", 10)
     assert "syncline trace view" in traces(samples.results(), tmp_path).notes[0]
 
 
@@ -129,7 +129,7 @@ def test_whatever_goes_wrong_with_one_trace_the_page_is_made(tmp_path: Path, mon
     def odd(source: Source, **options: Any) -> Any:
         return make(source, **options) if options["label"] == "ddp" else {}["x"]
 
-    monkeypatch.setattr("syncline.report.traces.panel", odd)
+    monkeypatch.setattr("syncline.report.panels.panel", odd)
     write_html(samples.results(), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "ring has no timeline: KeyError" in text

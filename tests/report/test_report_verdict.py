@@ -33,7 +33,7 @@ def test_ddp_moves_the_same_bytes_but_hides_them() -> None:
 def test_single_has_nothing_to_exchange() -> None:
     text = said(samples.results(), "single")
     assert "nothing is exchanged" in text
-    assert "computing 256 samples a rank instead of 64" in text
+    assert "computing 256 samples per rank instead of 64" in text
 
 
 def test_a_late_rank_is_named() -> None:
