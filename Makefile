@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo why-slow check test test-all format clean
+.PHONY: setup demo why-slow docs check test test-all format clean
 
 setup: $(STAMP)
 
@@ -23,10 +23,15 @@ demo: setup
 why-slow: setup
 	$(BIN)/python scripts/why_slow.py
 
+# The site with API pages in build/site, built offline. A broken link or a page that the menu lacks is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 check: setup
 	$(BIN)/ruff format --check src tests scripts examples
 	$(BIN)/ruff check src tests scripts examples
 	$(BIN)/mypy
+	$(MAKE) docs
 
 # Two runs: most tests share the cores, those that measure time (marker `alone`) have the machine to themselves.
 test: check
@@ -43,4 +48,4 @@ format: setup
 	$(BIN)/ruff check --fix src tests
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build
