@@ -1,4 +1,4 @@
-"""What ranks do in the tests of clocks; importable, so that they can be started."""
+"""Rank functions of the clock tests, in a module so that other processes can import them."""
 
 import time
 from datetime import timedelta
@@ -15,7 +15,7 @@ def measured(rank, world_size):
 
 
 def shifted(rank, world_size, offset, drift, seconds):
-    """Rank 1's clock runs ahead, and faster; it is measured twice. The clock, and what it makes of known moments."""
+    """Measure rank 1's clock, which is ahead and faster, twice. The clock, and a moment in true and in rank time."""
     start = time.perf_counter_ns()
 
     def now():

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of recordings; importable, so that they can be started."""
+"""Rank functions of the recording tests, in a module so that other processes can import them."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from syncline.trace import recording, start, stop
 
 WIDTH, BATCH, LAYERS = 64, 8, 4
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
-BUCKET_MB = LAYER_BYTES / (1 << 20)  # a layer a bucket
+BUCKET_MB = LAYER_BYTES / (1 << 20)  # one layer per bucket
 
 
 def bf16_hook(state, bucket):
@@ -54,7 +54,7 @@ class Loop:
 
 
 def hooks(loop):
-    """Everything that a recording could leave behind."""
+    """All hooks and replaced functions that a recording could leave behind."""
     from torch.optim import optimizer
 
     return {
@@ -70,7 +70,7 @@ def hooks(loop):
 
 
 def with_and_without(rank, world_size, kind, folder, bucket_view=False):
-    """The same training twice, recorded in between the second time; parameters, hooks before and after."""
+    """Train twice, the second time partly recorded. Whether parameters are equal, and hooks before and after."""
     plain = Loop(rank, kind, bucket_view=bucket_view)
     for _ in range(9):
         plain.step()
@@ -98,7 +98,7 @@ def sampled(rank, world_size, kind, folder):
 
 
 def by_environment(rank, world_size, kind, folder):
-    """Nothing but the variable: what is attached is recorded from its first step, and written at the group's end."""
+    """With the environment variable only. The trace is written when the process group is destroyed."""
     os.environ.update(SYNCLINE_TRACE=folder, SYNCLINE_TRACE_EVERY="2")
     if kind == "wrapper":
         loop = Loop(rank, "plain")
@@ -135,7 +135,7 @@ def crashing(rank, world_size, folder, who):
 
 
 def crashing_alone(rank, world_size, folder):
-    """Rank 1's error ends it; rank 0 stands in a collective that will never come."""
+    """Rank 1 fails; rank 0 is blocked in a collective that never completes."""
     loop = Loop(rank, "ddp")
     with recording(loop.model, loop.optimizer, path=folder):
         for number in range(4):
@@ -145,7 +145,7 @@ def crashing_alone(rank, world_size, folder):
 
 
 def alone(rank, world_size, folder, who):
-    """Only `who` records; the others come when it is over."""
+    """Only rank `who` records."""
     loop = Loop(rank, "ddp")
     if rank == who:
         start(folder, model=loop.model, optimizer=loop.optimizer, timeout=0.5)
@@ -159,9 +159,9 @@ def alone(rank, world_size, folder, who):
 def several_passes(rank, world_size, folder):
     """Gradients are accumulated over three passes, two of them without an exchange, and the model is called twice."""
     loop = Loop(rank, "ddp")
-    with recording(loop.model, loop.optimizer, path=folder) as under_way:
+    with recording(loop.model, loop.optimizer, path=folder) as running:
         for _ in range(3):
-            for _ in under_way.data(range(2)):
+            for _ in running.data(range(2)):
                 with loop.model.no_sync():
                     loop.model(torch.randn(BATCH, WIDTH)).square().mean().backward()
             first, second = (loop.inner(torch.randn(BATCH, WIDTH)) for _ in range(2))
@@ -174,7 +174,7 @@ def several_passes(rank, world_size, folder):
 
 
 def by_hand(rank, world_size, folder):
-    """A loop that averages its gradients itself, with collectives that block."""
+    """A loop that averages its gradients itself, with blocking collectives."""
     loop = Loop(rank, "plain")
     begun = time.perf_counter_ns()
     with recording(loop.model, loop.optimizer, path=folder):

@@ -17,7 +17,7 @@ delays = st.integers(0, 50 * MS)
 
 
 @given(st.integers(-(10**15), 10**15), st.lists(st.tuples(delays, delays, delays), min_size=1, max_size=20))
-def test_the_offset_is_within_its_error_whatever_the_delays(offset, journeys):
+def test_the_true_offset_is_within_the_error_for_any_delays(offset, journeys):
     trips, at = [], 0
     for there, stay, back in journeys:
         received = at + there + offset
@@ -25,16 +25,16 @@ def test_the_offset_is_within_its_error_whatever_the_delays(offset, journeys):
         at += there + stay + back + 1
     found, error = clock_offset(trips)
     assert abs(found - offset) <= error
-    # A single message that was quick one way and one that was quick the other are as good as a quick round trip.
+    # One message that was fast there and another that was fast back are as good as one fast round trip.
     assert error == (min(t for t, _, _ in journeys) + min(b for _, _, b in journeys)) / 2
 
 
-def test_no_round_trip_is_no_offset():
+def test_an_offset_needs_a_round_trip():
     with pytest.raises(ValueError, match="at least one"):
         clock_offset([])
 
 
-def test_between_two_measurements_a_clock_drifts_evenly():
+def test_drift_between_two_measurements_is_even():
     first, last = Clock(offset=1000.0, error=5.0, at=0), Clock(offset=3000.0, error=9.0, at=10 * MS)
     clock = with_drift(first, last)
     assert clock.error == 9.0
@@ -48,7 +48,7 @@ def test_alignment_keeps_the_order(start, length):
     assert clock.align(start) <= clock.align(start + length)
 
 
-def test_ranks_of_one_host_measure_no_offset():
+def test_ranks_of_one_host_measure_an_offset_of_zero():
     views = run_ranks(measured, 3)
     assert all(view == views[0][0] for view, _ in views), "all ranks know all clocks"
     zero, *others = views[0][0]

@@ -22,14 +22,14 @@ def lanes(merged, rank):
     return [(s.lane, s.start, s.end) for s in merged.spans if s.rank == rank]
 
 
-def test_ranks_of_another_host_are_put_on_rank_0s_clock_and_waits_are_split():
+def test_ranks_of_another_host_are_aligned_to_rank_0_and_waits_are_split():
     merged = merge([Part(1, [exchange(1, 1050, 1090)], "b", AHEAD), Part(0, [exchange(0, 10, 90)], "a", Clock())])
     assert lanes(merged, 0) == [("wait", 10, 50), ("exchange", 50, 90)]
     assert lanes(merged, 1) == [("exchange", 50, 90)]
     assert (merged.clock_error_ns, merged.notes) == (3.0, ())
 
 
-def test_ranks_of_rank_0s_host_are_left_as_they_are():
+def test_ranks_of_rank_0s_host_are_unchanged():
     merged = merge([Part(0, [exchange(0, 10, 90)], "a"), Part(1, [exchange(1, 50, 90)], "a", AHEAD)])
     assert lanes(merged, 1) == [("exchange", 50, 90)]
     assert merged.clock_error_ns == 0
@@ -47,7 +47,7 @@ def test_ranks_of_one_other_host_share_the_best_measurement():
     assert merged.clock_error_ns == 3.0
 
 
-def test_a_clock_that_was_not_measured_is_told_of_and_no_wait_is_invented():
+def test_an_unmeasured_clock_is_noted_and_no_wait_is_split_off():
     merged = merge([Part(0, [exchange(0, 10, 90)], "a"), Part(1, [exchange(1, 50, 90)], "b")])
     assert merged.spans == [exchange(0, 10, 90), exchange(1, 50, 90)]
     assert merged.clock_error_ns is None
@@ -75,7 +75,7 @@ def counts(merged):
     return [sum(span.rank == rank for span in merged.spans) for rank in range(3)]
 
 
-def test_rank_files_come_back_as_they_were(folder):
+def test_rank_files_are_read_as_written(folder):
     found = read_rank_file(folder / rank_file_name(2))
     assert (found.part.rank, found.part.host, found.part.clock, found.world_size, found.problem) == (
         2,
@@ -90,7 +90,7 @@ def test_rank_files_come_back_as_they_were(folder):
     assert merged.notes == ()
 
 
-def test_a_missing_file_is_told_of_and_the_others_are_merged(folder):
+def test_a_missing_file_is_noted_and_the_others_are_merged(folder):
     (folder / rank_file_name(1)).unlink()
     merged = merge_folder(folder)
     assert counts(merged) == [200, 0, 200]
@@ -98,7 +98,7 @@ def test_a_missing_file_is_told_of_and_the_others_are_merged(folder):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
-def test_a_truncated_file_gives_what_it_holds(folder, share):
+def test_a_truncated_file_gives_the_spans_it_holds(folder, share):
     path = folder / rank_file_name(1)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
@@ -109,7 +109,7 @@ def test_a_truncated_file_gives_what_it_holds(folder, share):
     assert f"rank1.spans.jsonl.gz is truncated: {cut} of 200 spans are read" in merged.notes
 
 
-def test_a_file_without_its_head_or_of_something_else_is_left_out(folder):
+def test_a_file_without_a_head_or_of_another_format_is_left_out(folder):
     (folder / rank_file_name(0)).write_bytes(b"")
     (folder / rank_file_name(1)).write_bytes(gzip.compress(b'{"format": "other"}\n'))
     merged = merge_folder(folder)
@@ -128,7 +128,7 @@ def test_a_broken_line_ends_the_file(folder):
     assert "is broken in line 11 (a value has the wrong type): 9 spans are kept" in merged.notes[0]
 
 
-def test_a_rank_that_is_there_twice_counts_once(folder):
+def test_a_rank_with_two_files_counts_once(folder):
     path = folder / rank_file_name(7)
     path.write_bytes((folder / rank_file_name(1)).read_bytes())
     merged = merge_folder(folder)
@@ -136,7 +136,7 @@ def test_a_rank_that_is_there_twice_counts_once(folder):
     assert "holds rank 1 again" in merged.notes[0]
 
 
-def test_nothing_that_can_be_read_is_an_error(tmp_path):
+def test_a_folder_without_readable_files_is_an_error(tmp_path):
     (tmp_path / rank_file_name(0)).write_bytes(b"no gzip")
     with pytest.raises(UsageError, match="no rank file that can be read"):
         merge_folder(tmp_path)

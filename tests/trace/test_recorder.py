@@ -1,13 +1,21 @@
 import gzip
 import itertools
 import json
+import struct
+from collections import deque
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import HashStore
 
+import syncline
 from syncline.trace import Recorder, Span
 from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
+from syncline.trace.record.cpu_time import MAX_STEPS
+from syncline.trace.record.cuda_clock import CudaClock
+from syncline.trace.record.recorder import process_recorder
 
 
 def test_spans_are_recorded_in_order_with_step_unit_and_bytes():
@@ -34,7 +42,7 @@ def test_a_span_is_recorded_when_its_block_fails():
     assert len(recorder.spans()) == 1
 
 
-def test_ring_is_bounded_and_says_what_it_dropped():
+def test_the_ring_buffer_is_bounded_and_counts_dropped_spans():
     recorder = Recorder(capacity=3)
     for i in range(5):
         recorder.add("data", str(i), i, i + 1)
@@ -42,7 +50,7 @@ def test_ring_is_bounded_and_says_what_it_dropped():
     assert recorder.dropped == 2
 
 
-def test_switched_off_it_records_nothing():
+def test_a_disabled_recorder_records_nothing():
     recorder = Recorder(enabled=False)
     with recorder.span("data"):
         pass
@@ -114,17 +122,17 @@ def test_the_ends_of_a_groups_collectives_are_marked_on_one_stream(tmp_path):
             future = dist.all_reduce(gradient, async_op=True).get_future()
             end = recorder.mark_completion(future, gradient.device, "world")
             recorder.add("exchange", name, start, end)
-        assert len(recorder._cuda.completion_streams) == 1, "one stream for all that end in their order"
+        assert len(recorder._cuda.completion_streams) == 1, "one stream for all operations that end in order"
         first, second = recorder.spans()
         assert first.start <= first.end <= second.end
         assert second.end > second.start
         other = torch.device("cuda", 1)
-        assert recorder.mark_completion(future, other) is None, "nobody computing there is made to wait"
+        assert recorder.mark_completion(future, other) is None, "the computing stream there must not wait"
     finally:
         dist.destroy_process_group()
 
 
-def test_on_the_cpu_a_future_says_its_end_by_itself():
+def test_on_cpu_the_future_itself_reports_its_end():
     future = torch.futures.Future()
     future.set_result(None)
     assert Recorder().mark_completion(future, torch.device("cpu")) is None
@@ -142,3 +150,59 @@ def test_a_blocked_training_thread_is_cut_out_of_its_own_spans():
         ("forward", 0, 20), ("forward", 50, 60), ("forward", 70, 100), ("update", 5, 95), ("backward", 100, 200),
     ]  # fmt: skip
     assert recorder.lane_ns(0)[0] == {"forward": 60, "update": 90, "backward": 100, "wait": 40}
+
+
+def test_the_memory_of_a_long_recording_is_bounded():
+    recorder = Recorder()
+    assert recorder._steps.maxlen == recorder.cpu_times._rows.maxlen == MAX_STEPS
+    recorder._steps = deque(maxlen=3)
+    for step in range(5):
+        recorder.add("step", "step", step, step + 1, step=step)
+    assert [s.step for s in recorder.spans()] == [2, 3, 4]
+    assert recorder.counts() == (0, 5)
+
+
+def test_a_closed_engine_is_not_counted():
+    model = nn.Linear(2, 2)
+    recorder = process_recorder(model.weight.device, engine=False)
+    before = recorder.engines
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        sync = syncline.attach(model)
+        assert recorder.engines == before + 1
+        sync.close()
+        sync.close()
+        assert recorder.engines == before
+    finally:
+        dist.destroy_process_group()
+
+
+class Event:
+    """A CUDA event that measures distances as float32 milliseconds."""
+
+    def __init__(self, ms):
+        self.ms = ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return struct.unpack("f", struct.pack("f", other.ms - self.ms))[0]
+
+
+def test_event_times_stay_accurate_after_hours():
+    recorder, base = Recorder(), 12_345.678
+    recorder._cuda = CudaClock(torch.device("cuda:0"))
+    recorder._cuda.base = Event(base), 1_000_000
+    for step in range(20_000):  # of 777.777 ms: four hours
+        begin = base + 777.777 * step
+        recorder.add("forward", "f", Event(begin + 0.1), Event(begin + 0.2), step=step)
+        recorder.add("update", "u", Event(begin + 0.4), Event(begin + 0.3), step=step)
+        recorder.add("step", "step", Event(begin), Event(begin + 777.777), step=step)
+        if step in (5_000, 5_001):
+            recorder.spans(step)
+    spans = [s for s in recorder.spans() if s.step == 19_999]
+    assert [s.end - s.start for s in spans] == pytest.approx([100_000, 0, 777_777_000], abs=100)
+    # Equally long steps are all rounded the same way; the sum is still less than the last bit of a float32.
+    assert spans[2].start == pytest.approx(1_000_000 + 777_777_000 * 19_999, abs=600_000)
+    assert spans[0].start - spans[2].start == pytest.approx(100_000, abs=100)

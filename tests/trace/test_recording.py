@@ -1,4 +1,4 @@
-"""Recordings of loops on real ranks: what is in the trace, that nothing changes by it, and that nothing is left."""
+"""Recordings on several ranks: the content of the trace, identical results, and no hooks left behind."""
 
 import logging
 from itertools import pairwise
@@ -30,7 +30,7 @@ def spans_of(source, rank, lane, step=None):
 @pytest.mark.parametrize(
     ("kind", "world", "view"), [("ddp", 2, False), ("ddp", 3, True), ("bf16", 2, False), ("attach", 2, False)]
 )
-def test_results_are_the_same_to_the_bit_and_nothing_is_left(tmp_path, kind, world, view):
+def test_results_are_bit_identical_and_no_hook_is_left(tmp_path, kind, world, view):
     assert run_ranks(with_and_without, world, kind, str(tmp_path), view) == [(True, True)] * world
     for number in (0, 1):
         source = find(tmp_path / str(number))
@@ -56,7 +56,7 @@ def test_results_are_the_same_to_the_bit_and_nothing_is_left(tmp_path, kind, wor
                 assert set(moved) == {f"bucket {i}" for i in range(len(moved))}
 
 
-def test_steps_tile_the_time_and_a_late_rank_is_told_from_communication(tmp_path):
+def test_steps_cover_all_time_and_a_late_rank_is_a_wait(tmp_path):
     walls = run_ranks(by_hand, 2, str(tmp_path))
     source = find(tmp_path)
     for rank in (0, 1):
@@ -65,7 +65,9 @@ def test_steps_tile_the_time_and_a_late_rank_is_told_from_communication(tmp_path
         assert all(a.end == b.start for a, b in pairwise(brackets))
         phases = partition(mine)
         whole = sum(sum(step.values()) for step in phases.values())
-        assert whole == pytest.approx(walls[rank], rel=0.15)  # starting is in the wall's, and others compute here
+        assert whole == pytest.approx(
+            walls[rank], rel=0.15
+        )  # the wall time includes the start, and other programs may run here
         exchanges = spans_of(source, rank, "exchange", 2)
         assert len({s.unit for s in exchanges}) == 2 * LAYERS
         assert sum(s.bytes for s in exchanges) == LAYERS * LAYER_BYTES
@@ -75,13 +77,13 @@ def test_steps_tile_the_time_and_a_late_rank_is_told_from_communication(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["ddp", "attach"])
-def test_only_each_nth_step_is_recorded(tmp_path, kind):
+def test_only_every_nth_step_is_recorded(tmp_path, kind):
     run_ranks(sampled, 2, kind, str(tmp_path))
     source = find(tmp_path)
     assert source.metadata["recorder"]["every"] == 3
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 3, 6]
-        if kind == "ddp":  # an engine is watched in the steps before and behind, too
+        if kind == "ddp":  # with an engine the steps before and after are recorded as well
             assert {s.step for s in spans_of(source, rank, "forward")} <= {0, 3, 6}
         assert [row[0] for row in source.metadata["usage"][str(rank)]] == [0, 3, 6]
         assert sum(s.bytes for s in spans_of(source, rank, "exchange", 3)) == LAYERS * LAYER_BYTES
@@ -99,7 +101,7 @@ def test_the_environment_variable_is_enough(tmp_path, kind, steps):
         assert spans_of(source, rank, "exchange", 2)
 
 
-def test_a_crash_still_leaves_what_was_recorded(tmp_path):
+def test_after_a_crash_the_trace_is_still_written(tmp_path):
     assert run_ranks(crashing, 2, str(tmp_path), (0, 1)) == [("the batch is broken", True)] * 2
     source = find(tmp_path)
     assert source.notes == tuple(f"rank {r} ended with an error: ValueError: the batch is broken" for r in (0, 1))
@@ -107,7 +109,7 @@ def test_a_crash_still_leaves_what_was_recorded(tmp_path):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 1, 2]
 
 
-def test_a_crash_of_one_rank_leaves_its_own_file(tmp_path):
+def test_a_rank_that_crashes_alone_writes_its_own_file(tmp_path):
     with pytest.raises(RuntimeError, match="rank 1 failed"):
         run_ranks(crashing_alone, 2, str(tmp_path), timeout=20)
     source = find(tmp_path)
@@ -115,7 +117,7 @@ def test_a_crash_of_one_rank_leaves_its_own_file(tmp_path):
     assert [s.step for s in spans_of(source, 1, "step")] == [0, 1, 2]
 
 
-def test_a_rank_that_does_not_come_is_left_out(tmp_path):
+def test_a_rank_that_does_not_arrive_is_left_out(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path / "zero"), 0)
     assert (zero, one) == (str(tmp_path / "zero" / "trace.json.gz"), None)
     source = find(tmp_path / "zero")
@@ -123,7 +125,7 @@ def test_a_rank_that_does_not_come_is_left_out(tmp_path):
     assert {s.rank for s in source.spans} == {0}
 
 
-def test_without_rank_0_a_file_of_its_own_is_kept_and_can_be_merged(tmp_path):
+def test_without_rank_0_a_rank_writes_its_own_file_which_can_be_merged(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path), 1)
     assert (zero, one) == (None, str(tmp_path / "rank1.spans.jsonl.gz"))
     source = find(tmp_path)
@@ -131,13 +133,13 @@ def test_without_rank_0_a_file_of_its_own_is_kept_and_can_be_merged(tmp_path):
     assert [s.step for s in spans_of(source, 1, "step")] == [0, 1, 2]
 
 
-def test_accumulation_evaluation_and_two_calls_are_seen_for_what_they_are(tmp_path, caplog):
+def test_accumulation_evaluation_and_several_calls_have_their_own_spans(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     run_ranks(several_passes, 2, str(tmp_path))
     source = find(tmp_path)
     for rank in (0, 1):
         forwards = [s.name for s in sorted(spans_of(source, rank, "forward", 1), key=lambda s: s.start)]
-        # The inner model's own calls are not what the loop was said to call.
+        # Calls of the inner model are not recorded: the recording was given the wrapper.
         assert forwards == ["evaluation", "forward", "loss", "forward", "loss", "forward", "loss"]
         backwards = [s.name for s in spans_of(source, rank, "backward", 1) if s.name == "backward"]
         assert len(backwards) == 3
@@ -146,4 +148,4 @@ def test_accumulation_evaluation_and_two_calls_are_seen_for_what_they_are(tmp_pa
         )
         assert {s.name for s in spans_of(source, rank, "data")} == {"data"}
         other = partition([s for s in source.spans if s.rank == rank])[1]["other"]
-        assert other > 8_000_000  # the sleep is nobody's
+        assert other > 8_000_000  # the sleep is in no lane

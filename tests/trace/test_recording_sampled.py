@@ -1,11 +1,11 @@
-"""How seldom steps are recorded by default, that all ranks record the same ones, and what sampled traces can tell."""
+"""The default sampling interval, its agreement across ranks, and the analysis of sampled traces."""
 
 import threading
 import time
 
 import pytest
 import torch
-from spacing_ranks import by_default, straggling
+from sampling_ranks import by_default, straggling
 from torch import nn
 from torch.distributed import HashStore
 
@@ -35,12 +35,12 @@ def train(steps):
 
 def recorded(path, steps, **options):
     with recording(path=path / "t.json", **options):
-        train(1)  # it begins with the end of the first step that somebody takes
+        train(1)  # the recording starts at the end of the first step
         train(steps)
     return find(path / "t.json")
 
 
-def test_what_is_recorded_stays_below_the_budget():
+def test_recording_stays_within_the_budget():
     for spans in (0, 12, 186, 5000):
         for step_ns in (1e5, 3e7, 8.5e7, 1e9):
             for engine in (False, True):
@@ -50,11 +50,11 @@ def test_what_is_recorded_stays_below_the_budget():
                 assert every == 1 or cost / (every - 1) > BUDGET * step_ns
 
 
-def test_long_steps_are_all_recorded_and_short_ones_seldom():
+def test_long_steps_are_all_recorded_and_short_ones_sampled():
     assert sampling.sampling_interval(spans=12, step_ns=400e6, engine=False) == 1
     assert sampling.sampling_interval(spans=12, step_ns=61e6, engine=False) == 6
     assert sampling.sampling_interval(spans=88, step_ns=64e6, engine=True) == 41
-    assert sampling.sampling_interval(spans=12, step_ns=0, engine=False) == 1  # a clock that stands still tells nothing
+    assert sampling.sampling_interval(spans=12, step_ns=0, engine=False) == 1  # a clock that does not advance
 
 
 def test_steps_are_kept_by_their_number_alone():
@@ -65,7 +65,7 @@ def test_steps_are_kept_by_their_number_alone():
     assert all(map(Sampling().keeps, range(5)))
 
 
-def test_it_is_decided_once_from_the_last_of_the_first_steps(monkeypatch):
+def test_the_interval_is_decided_once_from_the_last_of_the_first_steps(monkeypatch):
     now, seen, chosen = 0, [], []
     monkeypatch.setattr(sampling.time, "perf_counter_ns", lambda: now)
     monkeypatch.setattr(sampling, "sampling_interval", lambda **facts: seen.append(facts) or 4)
@@ -83,7 +83,7 @@ def test_it_is_decided_once_from_the_last_of_the_first_steps(monkeypatch):
     assert chosen == [Sampling(4, since=FIRST + 10)]
 
 
-def test_by_default_the_first_steps_are_all_there_and_then_a_few(tmp_path, monkeypatch):
+def test_by_default_the_first_steps_are_all_recorded_and_then_a_few(tmp_path, monkeypatch):
     monkeypatch.setattr(sampling, "sampling_interval", lambda **_: 7)
     monkeypatch.setattr(sampling, "_AHEAD_NS", 0)
     source = recorded(tmp_path, 52)
@@ -99,7 +99,7 @@ def test_a_short_recording_has_all_steps(tmp_path):
     assert source.metadata["recorder"]["every"] == 1
 
 
-def test_all_steps_are_there_where_they_are_asked_for(tmp_path, monkeypatch):
+def test_every_1_records_all_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(sampling, "sampling_interval", lambda **_: 7)
     monkeypatch.setattr(sampling, "_AHEAD_NS", 0)
     source = recorded(tmp_path, 45, every=1)
@@ -112,7 +112,7 @@ def test_ranks_sample_the_same_steps(tmp_path, kind):
     run_ranks(by_default, 2, kind, str(tmp_path), 100)
     source = find(tmp_path)
     assert source.notes == ()
-    assert source.metadata["recorder"]["every"] == 5  # as rank 0 said
+    assert source.metadata["recorder"]["every"] == 5  # rank 0's choice
     assert steps_of(source, 0) == steps_of(source, 1)
     kept = steps_of(source)
     assert set(range(30)) < set(kept)
@@ -123,7 +123,7 @@ def test_ranks_sample_the_same_steps(tmp_path, kind):
     assert {s.rank for s in late} == {0, 1}
 
 
-def test_a_rank_that_is_told_late_goes_on_until_then_and_one_that_is_not_told_ends():
+def test_a_rank_uses_the_interval_when_it_learns_it_and_stops_listening_at_close():
     told, store = [], HashStore()
     other = SharedSampling(store, None, told.append)
     time.sleep(0.05)
@@ -139,7 +139,7 @@ def test_a_rank_that_is_told_late_goes_on_until_then_and_one_that_is_not_told_en
     assert not [thread for thread in threading.enumerate() if thread.name == "syncline-sampling"]
 
 
-def test_a_store_that_is_gone_stops_nobody():
+def test_a_lost_store_raises_nothing():
     class Gone:
         def check(self, keys):
             raise RuntimeError("connection reset")
@@ -149,13 +149,13 @@ def test_a_store_that_is_gone_stops_nobody():
 
 @pytest.mark.parametrize("kind", ["ddp", "attach"])
 @pytest.mark.alone
-def test_each_fifth_step_tells_what_all_steps_tell(tmp_path, kind):
+def test_every_fifth_step_gives_the_same_verdict_as_all_steps(tmp_path, kind):
     for name, every, steps in (("all", 1, 30), ("some", 5, 125)):
         run_ranks(straggling, 2, kind, str(tmp_path / name), steps, every)
     every_step, sampled = find(tmp_path / "all"), find(tmp_path / "some")
     assert steps_of(sampled, 0) == steps_of(sampled, 1) == [*range(0, 125, 5)]
     for source in (every_step, sampled):
-        # Others may use this machine while the test runs: who stood in its queue is not the question here.
+        # Other programs may use this machine during the test, so CPU load is left out.
         told = analyze(source.spans, metadata={k: v for k, v in source.metadata.items() if k not in ("usage", "cores")})
         assert told.verdict.kind == "straggler"
         assert told.late[0].rank == 1
@@ -163,9 +163,9 @@ def test_each_fifth_step_tells_what_all_steps_tell(tmp_path, kind):
             mine = [s for s in source.spans if s.rank == rank]
             brackets = {s.step: s.end - s.start for s in mine if s.lane == "step"}
             assert {step: sum(phases.values()) for step, phases in partition(mine).items()} == brackets
-        # The wait is not booked as communication where the exchange began in a step that was left out.
+        # The wait is not counted as communication if the exchange began in a step that was not recorded.
         assert told.ranks[0].breakdown_ms["wait"] > 12
-        # It sleeps 20 ms longer; others may use this machine meanwhile.
+        # It sleeps 20 ms longer; other programs may use this machine during the test.
         assert 8 < told.verdict.recoverable_ms < 32
     compared = diff(
         side(every_step.spans, metadata=every_step.metadata), side(sampled.spans, metadata=sampled.metadata)

@@ -1,4 +1,4 @@
-"""Which steps are recorded: the sampling interval, chosen from the first steps and shared by all ranks.
+"""Sampling of steps: the interval between recorded steps, chosen from the first steps and shared by all ranks.
 
 Without a user's choice all of the first steps are recorded. They show how many spans a step has and how long it takes,
 and the interval is chosen so that recording stays below a share of the training time.

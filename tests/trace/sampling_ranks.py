@@ -1,4 +1,4 @@
-"""What ranks do in the tests of sampled recordings; importable, so that they can be started."""
+"""Rank functions of the sampling tests, in a module so that other processes can import them."""
 
 import time
 
@@ -9,11 +9,11 @@ from syncline.trace import recording
 from syncline.trace.record import sampling
 
 STEP_S = 0.01
-"""So that the ranks know of each other before the first step is left out."""
+"""Long enough for all ranks to learn the interval before the first step is skipped."""
 
 
 def by_default(rank, world_size, kind, folder, steps):
-    """Each rank alone would choose another interval."""
+    """Each rank by itself would choose a different interval."""
     loop = Loop(rank, kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "sampling_interval", lambda **_: 5 + 3 * rank)

@@ -1,4 +1,4 @@
-"""Recordings in places where they should not fail: gradients off, other systems, forks, copies, models in models."""
+"""Recordings under unusual conditions: gradients off, other systems, forks, copies, recursive models."""
 
 import copy
 import os
@@ -50,7 +50,7 @@ def train(model, optimizer, steps=3):
         optimizer.zero_grad()
 
 
-def test_gradients_may_be_off_where_it_stops(tmp_path):
+def test_gradients_may_be_off_at_stop(tmp_path):
     from syncline.trace.record.overhead import _hook_cost
 
     for number, off in enumerate((torch.no_grad, torch.inference_mode)):
@@ -65,7 +65,7 @@ def test_gradients_may_be_off_where_it_stops(tmp_path):
         assert source.metadata["recorder"]["overhead_ns_per_step"] > 0
 
 
-def test_a_cost_that_cannot_be_told_loses_no_trace(tmp_path, monkeypatch):
+def test_the_trace_is_written_if_the_cost_is_unknown(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no idea\nat all")
 
@@ -79,7 +79,7 @@ def test_a_cost_that_cannot_be_told_loses_no_trace(tmp_path, monkeypatch):
     assert source.metadata["recorder"]["every"] == 1
 
 
-def test_other_systems_tell_no_usage(monkeypatch):
+def test_other_systems_report_no_cpu_times(monkeypatch):
     monkeypatch.delattr(os, "pread")
     monkeypatch.delattr(os, "O_CLOEXEC")
     counted = StepCpuTimes()
@@ -122,18 +122,18 @@ def forwards(source, step):
 def test_a_model_that_calls_itself_is_one_forward(tmp_path):
     model = Deep()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording(model, optimizer, path=tmp_path / "t.json") as under_way:
+    with recording(model, optimizer, path=tmp_path / "t.json") as running:
         train(model, optimizer, 1)
         with pytest.raises(RuntimeError):
             model(torch.ones(4, 9))
-        under_way.add([model], [optimizer])  # attached anew
+        running.add([model], [optimizer])  # attached again
         train(model, optimizer, 2)
     source = find(tmp_path / "t.json")
     assert [len(forwards(source, step)) for step in range(3)] == [1, 1, 1]
     assert not model._forward_hooks
 
 
-def test_threads_have_their_own_forwards(tmp_path):
+def test_threads_have_their_own_forward_spans(tmp_path):
     both = threading.Barrier(2)
 
     class Met(nn.Linear):
@@ -153,7 +153,7 @@ def test_threads_have_their_own_forwards(tmp_path):
     assert len(forwards(find(tmp_path / "t.json"), 0)) == 2
 
 
-def test_a_work_without_a_future_is_told_of_once():
+def test_a_work_without_a_future_is_noted_once():
     class Work:
         def get_future(self):
             raise NotImplementedError
@@ -165,7 +165,7 @@ def test_a_work_without_a_future_is_told_of_once():
     assert hooks.exchanges_started == hooks.counts["exchange"] == 0
 
 
-def test_collectives_of_groups_are_numbered_apart(tmp_path):
+def test_collectives_are_numbered_per_group(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         group, x = dist.new_group([0]), torch.ones(1)
@@ -184,13 +184,13 @@ def test_collectives_of_groups_are_numbered_apart(tmp_path):
         dist.destroy_process_group()
 
 
-def test_a_rank_whose_group_is_gone_leaves_its_own_file(tmp_path):
+def test_a_rank_whose_group_is_gone_writes_its_own_file(tmp_path):
     model, optimizer = make()
-    under_way = start(tmp_path, model=model, optimizer=optimizer)
+    running = start(tmp_path, model=model, optimizer=optimizer)
     train(model, optimizer, 2)
-    under_way._rank, under_way._world = 1, 2  # as it was before the group went
+    running._rank, running._world = 1, 2  # as before the group was destroyed
     assert stop() == tmp_path / "rank1.spans.jsonl.gz"
     assert not (tmp_path / "trace.json.gz").exists()
     source = find(tmp_path)
     assert {s.rank for s in source.spans} == {1}
-    assert under_way.written.notes[0].startswith("the process group was destroyed before the recording stopped")
+    assert running.written.notes[0].startswith("the process group was destroyed before the recording stopped")

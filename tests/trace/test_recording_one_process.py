@@ -1,4 +1,4 @@
-"""Recordings in one process: starting and stopping, compiled models, several optimizers, scripts, and the parts."""
+"""Recordings in one process: start and stop, compiled models, several optimizers, scripts, and small parts."""
 
 import copy
 import os
@@ -47,7 +47,7 @@ def lanes(source, step):
     return [(s.lane, s.name) for s in sorted(source.spans, key=lambda s: (s.start, s.end)) if s.step == step]
 
 
-def test_a_plain_loop_is_recorded_by_name_start_and_stop(tmp_path):
+def test_a_plain_loop_is_recorded_between_start_and_stop(tmp_path):
     model, optimizer = make()
     for number in range(3):
         begun = start(tmp_path / f"{number}.json", model=model, optimizer=optimizer)
@@ -75,13 +75,13 @@ def test_a_plain_loop_is_recorded_by_name_start_and_stop(tmp_path):
     assert not model._forward_pre_hooks
 
 
-def test_what_trains_is_found_where_nobody_said_it(tmp_path):
+def test_models_are_found_if_none_is_named(tmp_path):
     model, optimizer = make()
     start(tmp_path / "a.json")
     train(model, optimizer, 4)
     stop()
     source = find(tmp_path / "a.json")
-    # The first step shows that there is training, and the recording begins with its end.
+    # The first step shows that this process trains, and the recording starts at its end.
     assert sorted({s.step for s in source.spans}) == [0, 1, 2]
     assert all(("forward", "forward") in lanes(source, step) for step in range(3))
     with recording(optimizer=optimizer, path=tmp_path / "b.json"):
@@ -91,7 +91,7 @@ def test_what_trains_is_found_where_nobody_said_it(tmp_path):
     assert not nn.modules.module._global_forward_hooks
 
 
-def test_nothing_was_trained_and_nothing_is_written(tmp_path):
+def test_without_training_no_trace_is_written(tmp_path):
     start(tmp_path / "a.json")
     assert stop() is None
     assert not (tmp_path / "a.json").exists()
@@ -110,7 +110,7 @@ def test_the_last_optimizer_ends_a_step(tmp_path):
     assert [lane for lane, name in lanes(source, 1) if name == "update"] == ["update"] * 3
 
 
-def test_partition_of_a_loop_whose_parts_are_known(tmp_path):
+def test_partition_of_a_loop_with_known_durations(tmp_path):
     model, optimizer = make()
 
     class Slow(nn.Module):
@@ -119,13 +119,13 @@ def test_partition_of_a_loop_whose_parts_are_known(tmp_path):
             return model(x)
 
     slow = Slow()
-    with recording(slow, optimizer, path=tmp_path / "t.json") as under_way:
-        for _ in under_way.data(time.sleep(0.02) or i for i in range(4)):
+    with recording(slow, optimizer, path=tmp_path / "t.json") as running:
+        for _ in running.data(time.sleep(0.02) or i for i in range(4)):
             slow(torch.ones(4, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(0.005)
-        assert len(under_way.data([1, 2])) == 2
+        assert len(running.data([1, 2])) == 2
     source = find(tmp_path / "t.json")
     steps = partition(source.spans)
     for step in (1, 2, 3):
@@ -136,7 +136,7 @@ def test_partition_of_a_loop_whose_parts_are_known(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_compiled_models_are_recorded_and_given_back(tmp_path, inside):
+def test_compiled_models_are_recorded_and_restored(tmp_path, inside):
     model, optimizer = make()
     called = model
     if inside:
@@ -154,7 +154,7 @@ def test_compiled_models_are_recorded_and_given_back(tmp_path, inside):
     torch.compiler.reset()
 
 
-def test_an_error_inside_forward_leaves_a_loop_that_goes_on(tmp_path):
+def test_the_loop_can_continue_after_an_error_in_forward(tmp_path):
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer, 1)
@@ -166,7 +166,7 @@ def test_an_error_inside_forward_leaves_a_loop_that_goes_on(tmp_path):
     assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
 
 
-def test_a_model_can_be_copied_and_saved_meanwhile(tmp_path):
+def test_a_model_can_be_copied_and_saved_during_a_recording(tmp_path):
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer, 1)
@@ -178,7 +178,7 @@ def test_a_model_can_be_copied_and_saved_meanwhile(tmp_path):
     torch.load(tmp_path / "model.pt", weights_only=False)(torch.ones(4, 8))
 
 
-def test_a_script_needs_the_variable_alone(tmp_path):
+def test_a_script_needs_only_the_variable(tmp_path):
     variables = {**os.environ, "SYNCLINE_TRACE": str(tmp_path / "here"), "SYNCLINE_TRACE_EVERY": "2"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -189,7 +189,7 @@ def test_a_script_needs_the_variable_alone(tmp_path):
     assert source.metadata["recorder"]["every"] == 2
 
 
-def test_wrong_arguments_are_said_at_once():
+def test_wrong_arguments_raise_at_once():
     with pytest.raises(UsageError, match="every is 0"):
         start(every=0)
     with pytest.raises(UsageError, match="model is a int"):
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_said_at_once():
         start(optimizer=[nn.Linear(1, 1)])
 
 
-def test_usage_counts_what_a_step_took():
+def test_cpu_times_of_a_step():
     times = StepCpuTimes()
     times.sample()
     until = time.process_time() + 0.02
@@ -213,7 +213,7 @@ def test_usage_counts_what_a_step_took():
     times.close()
 
 
-def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
+def test_cpu_times_are_missing_if_the_kernel_does_not_report_them(monkeypatch, tmp_path):
     monkeypatch.setattr("syncline.trace.record.cpu_time.SCHEDSTAT", tmp_path / "no")
     recorder = Recorder()
     begin = recorder.mark("step")
@@ -222,7 +222,7 @@ def test_usage_is_missing_where_the_kernel_does_not_tell(monkeypatch, tmp_path):
     assert "usage" not in rank_metadata(hosts={0: "a"}, cores={0: 2}, cpu_times={0: []}, recorders=[])
 
 
-def test_marks_from_a_time_without_recording_make_no_span():
+def test_marks_taken_while_switched_off_make_no_span():
     recorder = Recorder(enabled=False)
     early = recorder.mark("exchange")
     recorder.restart(rank=2)
@@ -231,7 +231,7 @@ def test_marks_from_a_time_without_recording_make_no_span():
     recorder.enabled = False
     recorder.add("exchange", "x", begun, recorder.mark("exchange"))
     assert recorder.spans() == []
-    # Another thread says so later.
+    # Another thread may add it later.
     recorder.add_ending_now("exchange", "x", begun, unit="u", bytes=3, step=0)
     assert [(s.rank, s.unit, s.bytes) for s in recorder.spans()] == [(2, "u", 3)]
     recorder.restart()
@@ -239,7 +239,7 @@ def test_marks_from_a_time_without_recording_make_no_span():
     assert recorder.spans() == []
 
 
-def test_what_follows_ddps_wait_is_backward_again():
+def test_ddps_copies_after_its_wait_are_backward():
     spans = [
         Span(0, "backward", "backward", "", 0, 0, 10),
         Span(0, "backward", DDP_TAIL, "", 0, 10, 30),
@@ -253,14 +253,14 @@ def test_what_follows_ddps_wait_is_backward_again():
     assert len(finish_spans(spans, sampled=True)) == 4
 
 
-def test_a_ranks_spans_come_through_as_they_were():
+def test_a_rank_recording_survives_serialisation():
     recording = RankRecording(
         Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host"), 2, [[0, 1, 2]], {"dropped": 0}, "Error: x"
     )
     assert RankRecording.from_bytes(recording.to_bytes()) == recording
 
 
-def test_ranks_facts_become_one_entry():
+def test_metadata_of_several_ranks():
     made = rank_metadata(
         hosts={0: "a", 1: "a", 2: "b"},
         cores={0: 2, 1: 4, 2: 8},
