@@ -6,26 +6,6 @@ import torch
 from torch import Tensor
 
 from syncline.codecs.kernels import cpu_torch, native, plain, rng, sparse
-from syncline.codecs.kernels.plain import saturate
-from syncline.codecs.kernels.sparse import sampled_threshold
-
-__all__ = [
-    "compact",
-    "dequantize_blocks",
-    "moments",
-    "natural_decode",
-    "natural_encode",
-    "pack_bits",
-    "quantize_blocks",
-    "sampled_threshold",
-    "saturate",
-    "sign_decode",
-    "sign_encode",
-    "ternary_decode",
-    "ternary_encode",
-    "topk",
-    "unpack_bits",
-]
 
 # Below this the call costs more than the passes it saves, and no compiler need ever run.
 _SMALL = 4096

@@ -4,28 +4,13 @@ import torch
 from torch import Tensor
 
 from syncline.codecs.kernels import gpu_blocks, gpu_sample, gpu_saturate, gpu_select, plain, sparse
-from syncline.codecs.kernels.gpu_moments import moments
-from syncline.codecs.kernels.gpu_random import natural_decode, natural_encode
-from syncline.codecs.kernels.gpu_sign import sign_decode, sign_encode
-from syncline.codecs.kernels.gpu_ternary import ternary_decode, ternary_encode
-
-__all__ = [
-    "compact",
-    "dequantize_blocks",
-    "moments",
-    "natural_decode",
-    "natural_encode",
-    "pack_bits",
-    "quantize_blocks",
-    "sampled_threshold",
-    "saturate",
-    "sign_decode",
-    "sign_encode",
-    "ternary_decode",
-    "ternary_encode",
-    "topk",
-    "unpack_bits",
-]
+from syncline.codecs.kernels.gpu_moments import moments as moments
+from syncline.codecs.kernels.gpu_random import natural_decode as natural_decode
+from syncline.codecs.kernels.gpu_random import natural_encode as natural_encode
+from syncline.codecs.kernels.gpu_sign import sign_decode as sign_decode
+from syncline.codecs.kernels.gpu_sign import sign_encode as sign_encode
+from syncline.codecs.kernels.gpu_ternary import ternary_decode as ternary_decode
+from syncline.codecs.kernels.gpu_ternary import ternary_encode as ternary_encode
 
 # From here finding the k-th key by counting beats torch's top-k. Below, its dozen launches cost the host more.
 LARGE = 1 << 22
