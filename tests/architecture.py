@@ -50,7 +50,8 @@ ROOM_ORDER = {
     "sim": ["network", "steady", "replay"],
     "engine": ["launch", "units", "inflight", "health", "executors", "optimizer", "tuning", "sync", "attach"],
     "train": ["config", "data", "models", "workload", "strategies", "checkpoint", "rank", "session"],
-    "bench": ["timing", "codecs", "convergence", "overhead", "recorder", "overlap"],
+    "report": ["figures", "compare", "scaling", "verdict", "page", "spans", "panels", "html", "bench_pages", "tables"],
+    "bench": ["timing", "output", "training", "ranks", "codecs", "convergence", "overhead", "recorder", "overlap"],
 }
 
 RIDDLES = re.compile(

@@ -7,8 +7,8 @@ import torch
 
 from syncline import codecs
 from syncline.bench.codecs import operators, run, speed, table
-from syncline.bench.output import text_table
 from syncline.bench.timing import summarize
+from syncline.report.figures import text_table
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,6 @@ NAMES = list(samples.STRATEGIES)
 def printed(results: Results, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     print_summary(results, console)
-    tables.show(console, [tables.losses(results), tables.start_up(results)])
-    tables.show(console, [tables.per_rank(run, label=run["strategy"]) for run in results["runs"]])
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -37,15 +35,6 @@ def test_scaling_table_shows_both_speedups() -> None:
     assert "0.71x" in text
 
 
-def test_losses_every_twenty_iterations() -> None:
-    table = tables.losses(samples.results(samples.run("ddp", steps=100)))
-    assert [str(column.header) for column in table.columns[1:]] == ["20", "40", "60", "80", "100"]
-    long = tables.losses(samples.results(samples.run("ddp", steps=5000)))
-    assert len(long.columns) <= 9
-    short = tables.losses(samples.results(samples.run("ddp", steps=7)))
-    assert [str(column.header) for column in short.columns[1:]] == ["7"]
-
-
 def test_hostile_strings_reach_the_terminal_inert() -> None:
     run = samples.run("ddp")
     run["strategy"] = "[bold red]x[/]\x1b[2J\x07\u202e"
@@ -54,9 +43,7 @@ def test_hostile_strings_reach_the_terminal_inert() -> None:
     text = printed(samples.results(run, crash, warnings=["[/]\x1b[31m"]), 120)
     assert "[bold red]x[/]" in text
     assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert next(str(line) for line in tables.crashes(samples.results(crash))).startswith(
-        "[link=file:///]y crashed on rank 2"
-    )
+    assert "[link=file:///]y: crashed on rank 2" in " ".join(text.split())
 
 
 def test_a_single_run_and_no_run_print() -> None:

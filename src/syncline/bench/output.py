@@ -1,4 +1,4 @@
-"""Output of the benchmarks: environment, text tables, console tables and JSON files."""
+"""Output of the benchmarks: environment, console tables and JSON files."""
 
 import json
 from collections.abc import Sequence
@@ -14,16 +14,6 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware on which the figures depend."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {"torch": torch.__version__, "device": str(name), "threads": torch.get_num_threads()}
-
-
-def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text in columns, for a machine without rich."""
-    widths = [max(len(h), *(len(r[i]) for r in rows)) for i, h in enumerate(headings)]
-    lines = ["  ".join(h.ljust(w) for h, w in zip(headings, widths, strict=True))]
-    lines += [
-        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))) for r in rows
-    ]
-    return "\n".join(lines)
 
 
 def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, fold: bool = True) -> Any:

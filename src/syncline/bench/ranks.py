@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from syncline.bench.output import environment, text_table, write_json
+from syncline.bench.output import environment, write_json
 from syncline.bench.training import Options
 from syncline.cluster.gpu import Mps, rank_environment
 from syncline.cluster.nodes import Node
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
+from syncline.report.figures import text_table
 from syncline.train.session.run_folder import busy_share, cores
 
 Progress = Callable[[str], None]
@@ -76,11 +77,15 @@ def _places(options: Options, stack: ExitStack) -> list[Place]:
     ]
 
 
+def busy_warnings(busy: float) -> list[str]:
+    """A warning if other programs used a relevant share of the machine."""
+    return [f"other programs use {busy:.0%} of this machine: preliminary figures"] if busy > _BUSY else []
+
+
 def result_of(
     name: str, options: Options, rows: Sequence[dict[str, Any]], *, busy: float, **more: Any
 ) -> dict[str, Any]:
     """The result of a benchmark: environment, command, options, rows, and a warning if the machine was busy."""
-    warnings = [f"other programs used {busy:.0%} of this machine: preliminary figures"] if busy > _BUSY else []
     return {
         "environment": environment(torch.device(options.device))
         | {"python": platform.python_version(), "platform": platform.platform(), "cores": cores()}
@@ -88,7 +93,7 @@ def result_of(
         "command": _command(name, options),
         "setting": asdict(options),
         **more,
-        "warnings": warnings,
+        "warnings": busy_warnings(busy),
         "rows": list(rows),
     }
 

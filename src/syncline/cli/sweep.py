@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncline.cluster.quantities import format_bandwidth
+from syncline.report.figures import text_table
 
 HEADINGS = ("nodes", "bandwidth", "dense ms", "bf16 ms", "compressed ms", "codec", "")
 
@@ -17,14 +18,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each pair: dense, bf16, best compressed, and whether that pays."""
-    lines = [HEADINGS, *map(cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.rjust(w) if n < 5 else c.ljust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return text_table(HEADINGS, [cells(row) for row in rows], left=(5, 6))
 
 
 def verdict(pays: Sequence[Mapping[str, Any]], highest: float) -> str:

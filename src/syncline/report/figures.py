@@ -3,6 +3,7 @@
 import math
 import re
 import unicodedata
+from collections.abc import Container, Sequence
 
 NONE = "-"
 """Shown where a figure does not exist."""
@@ -142,3 +143,22 @@ def one_line(text: object, *, limit: int = 160) -> str:
     """The first line of `text`, printable, cut at `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> str:
+    """Plain text in columns, right-aligned except the columns in `left`.
+
+    >>> print(text_table(["codec", "ms"], [["int8", "1.5"], ["none", "10"]]))
+    codec   ms
+    int8   1.5
+    none    10
+    """
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

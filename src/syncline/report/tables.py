@@ -4,8 +4,7 @@ Cells are plain ASCII, so that log files and narrow terminals show them, too. St
 objects, so rich markup and terminal escapes in them have no effect.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -20,16 +19,15 @@ from syncline.report.figures import (
     between,
     duration,
     number,
-    one_line,
     percent,
     printable,
     significant,
     times,
 )
-from syncline.report.scaling import Curve, curves, start_ups
+from syncline.report.scaling import Curve, curves
 from syncline.report.verdict import cautions, headline, verdicts
-from syncline.results.file import finite, numbers
-from syncline.results.schema import Results, Run
+from syncline.results.file import finite
+from syncline.results.schema import Results
 from syncline.stats import Summary
 
 WIDE = 132
@@ -117,62 +115,6 @@ def scaling(results: Results) -> list[Table]:
     return [_scaling(curve) for curve in curves(results)]
 
 
-def start_up(results: Results) -> Table:
-    """Start-up and steady state, one row per run."""
-    table = _table("start-up", "strategy", "before\nstep 1", "step 1", "later\nsteps", "share of\nthe run")
-    for row in start_ups(results):
-        before = sum(ms for name, ms in row.parts if name != "first step")
-        cells = (duration(before), duration(row.first_step_ms), duration(row.step_ms), percent(row.share))
-        table.add_row(_text(row.label), *cells)
-    return table
-
-
-def per_rank(run: Run, *, label: str) -> Table:
-    """One run, one row per rank."""
-    heads = ("node", "step\nms", "q1-q3", "first", "exch.", "wait", "sent\nMB", "recv\nMB", "loss", "accu-\nracy")
-    table = _table(printable(label), "rank", *heads)
-    for rank in run.get("ranks", []):
-        step, parts, wire = rank.get("step_ms", {}), rank.get("breakdown", {}), rank.get("wire", {})
-        losses = numbers(rank.get("loss"))
-        table.add_row(
-            str(rank["rank"]),
-            _text(rank.get("host", rank.get("node", NONE))),
-            _milliseconds(finite(step.get("median"))),
-            between(finite(step.get("q1")), finite(step.get("q3"))),
-            _milliseconds(finite(rank.get("first_step_ms"))),
-            percent(finite(parts.get("exposed_exchange"))),
-            percent(finite(parts.get("wait"))),
-            _megabytes(finite(wire.get("sent"))),
-            _megabytes(finite(wire.get("received"))),
-            number(losses[-1] if losses else None),
-            accuracy(finite(rank.get("test_accuracy"))),
-        )
-    return table
-
-
-def losses(results: Results, *, every: int = 20, most: int = 8) -> Table:
-    """The loss of every strategy at each `every`-th iteration; the interval grows to give at most `most` columns."""
-    table = rows(results)
-    last = max((len(row.run.get("loss", [])) for row in table), default=0)
-    stride = every * max(1, math.ceil(last / every / most))
-    steps = [*range(stride, last + 1, stride)] or [last]
-    out = _table("loss at iteration", "strategy", *map(str, steps))
-    for row in table:
-        series = row.run.get("loss", [])
-        out.add_row(_text(row.label), *[number(finite(series[s - 1])) if 0 < s <= len(series) else NONE for s in steps])
-    return out
-
-
-def crashes(results: Results) -> Iterator[Text]:
-    """One line for each crashed run."""
-    for row in rows(results):
-        error = row.run.get("error")
-        if not row.ok and error:
-            yield Text(
-                f"{printable(row.label)} crashed on rank {error['rank']}: {one_line(error['summary'])}", style="red"
-            )
-
-
 def show(console: Console, tables: Sequence[Table]) -> None:
     """Print tables with a blank line between them. Long cells are folded, never cut."""
     for table in tables:
@@ -193,7 +135,7 @@ def _scaling(curve: Curve) -> Table:
         "whole\nrun",
         "speed\n-up",
     )
-    table = _table(f"scaling of {printable(curve.strategy)}", *heads)
+    table = simple_table(f"scaling of {printable(curve.strategy)}", *heads)
     for point in curve.points:
         table.add_row(
             str(point.world_size),
@@ -210,14 +152,15 @@ def _scaling(curve: Curve) -> Table:
 
 
 def _columns(table: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
-    out = _table(title, "strategy", *[column.head for column in columns])
+    out = simple_table(title, "strategy", *[column.head for column in columns])
     for row in table:
         style = None if row.ok else "red"
         out.add_row(_text(row.label), *[column.cell(row) for column in columns], style=style)
     return out
 
 
-def _table(title: str | None, first: str, *heads: str) -> Table:
+def simple_table(title: str | None, first: str, *heads: str) -> Table:
+    """An empty table with a left column and right-aligned columns, in the style of all our console tables."""
     table = Table(
         title=Text(title) if title else None,
         title_justify="left",

@@ -13,8 +13,9 @@ import torch
 from syncline.bench.codecs import operators
 from syncline.bench.codecs.speed import measure
 from syncline.bench.codecs.table import HEADINGS, cells, operator_table, page
-from syncline.bench.output import environment, text_table, write_json
+from syncline.bench.output import environment, write_json
 from syncline.files import write_text
+from syncline.report.figures import text_table
 from syncline.spec import split
 
 # Numbers of values for the operators: the plain reference is slow on a CPU.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from syncline.bench.output import rich_table, text_table
+from syncline.bench.output import rich_table
 from syncline.report.bench_pages import Table, codecs_page
-from syncline.report.figures import size
+from syncline.report.figures import size, text_table
 
 HEADINGS = (
     "codec",

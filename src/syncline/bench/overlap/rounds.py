@@ -16,12 +16,12 @@ from syncline.bench.overlap.rows import (
     steady_ms,
     turn_steps,
 )
+from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.train.session.assemble import spans_of
 
-Progress = Callable[[str], None]
 LEAD = 3
 """Steps at the start of a turn that do not count."""
 

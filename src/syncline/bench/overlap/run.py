@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from syncline.bench.overlap.contestants import Contest
-from syncline.bench.overlap.rounds import Progress, Rounds, Turns
+from syncline.bench.overlap.rounds import Rounds, Turns
 from syncline.bench.overlap.table import page
+from syncline.bench.ranks import Progress, busy_warnings
 from syncline.cluster.measure import measure_bandwidth
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, warm_up
@@ -31,7 +32,6 @@ SCHEMA = 1
 COMPRESS = "powersgd(rank=64)"
 BUCKETS = (5.0, 25.0)
 FOLDER = Path("runs") / "bench-overlap"
-_BUSY = 0.1
 _DDP_BUCKET = 25.0
 _PATIENCE_S = 600.0
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -146,10 +146,8 @@ def _started(
     if cluster is not None and len(cluster.nodes) > 1:
         shaped = cluster.bandwidth
         measured = measure_bandwidth(cluster)
-    warnings = [note] if note else []
+    warnings = [*([note] if note else []), *busy_warnings(busy)]
     shaped_as = config.cluster.bandwidth if shaped else ""
-    if busy > _BUSY:
-        warnings.append(f"other programs use {busy:.0%} of this machine: preliminary figures")
     return {
         "schema": SCHEMA,
         # Not the title of the recipe: options may have replaced its model or its links.

@@ -118,15 +118,13 @@ def verdicts(result: Row) -> list[str]:
 
 
 def _rich(title: str, columns: Any, result: Row) -> Any:
-    from rich import box
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.padding, table.pad_edge, table.show_edge = (0, 1, 0, 0), False, False
-    table.add_column("strategy", overflow="fold", min_width=18)
-    for column in columns:
-        table.add_column(Text(column.head.replace("-", "- ").replace(" ", "\n")), justify="right", no_wrap=True)
+    from syncline.report.tables import simple_table
+
+    heads = [column.head.replace("-", "- ").replace(" ", "\n") for column in columns]
+    table = simple_table(title, "strategy", *heads)
+    table.columns[0].min_width = 18
     for row in result["rows"]:
         style = "red" if row["status"] == "crashed" else None
         table.add_row(Text(label(row)), *(column.cell(row) for column in columns), style=style)
