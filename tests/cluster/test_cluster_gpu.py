@@ -12,7 +12,7 @@ from leftovers import marked_processes, until
 from syncline.cluster.gpu import Mps, rank_environment
 from syncline.cluster.nodes import Node
 
-_NODE = Node(index=1, name="node1", address="10.77.0.2", interface="sync0", netns="/nowhere")
+_NODE = Node(index=1, address="10.77.0.2", interface="sync0", netns="/nowhere")
 
 # Daemonises as the real one does: the daemon is in a session of its own and its starter has ended.
 _STAND_IN = """#!/bin/sh

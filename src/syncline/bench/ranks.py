@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 BATCH = {"cpu": 2, "cuda": 8}
 """Default batch per rank. Two is the smallest with which BatchNorm works; a GPU needs more to have work."""
 _BUSY = 0.1
-_LOOPBACK = Node(index=0, name="localhost", address="127.0.0.1", interface="lo", netns="")
+_LOOPBACK = Node(index=0, address="127.0.0.1", interface="lo", netns="")
 _NUMBERS = ("batch", "ranks", "blocks", "steps", "warm_up", "threads", "seed")
 
 

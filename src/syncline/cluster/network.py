@@ -4,7 +4,7 @@ A namespace here has no name and no process: it exists while a descriptor of it 
 for whatever reason, its descriptors are closed and the kernel removes namespaces, bridge, links and shapers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -76,17 +76,19 @@ def downlink(link: LinkShape, *, burst: int = _MIN_BURST) -> list[Qdisc]:
 
 def build(count: int, *, link: LinkShape, keep: list[int]) -> None:
     """Connect `count` nodes to a switch; appends each namespace descriptor to `keep`: the switch, then the nodes."""
-    _pyroute2()
-    # In another thread: an ordinary user's thread cannot leave a namespace that it has entered.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(_build, count, link, keep).result()
+    _in_thread(_build, count, link, keep)
 
 
 def change(before: LinkShape, after: LinkShape, *, descriptors: list[int]) -> None:
     """Reshape the links that `build` has made, one node after the other, while packets are in flight."""
+    _in_thread(_change, before, after, descriptors)
+
+
+def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    # In another thread, because an ordinary user's thread cannot leave a namespace that it has entered.
     _pyroute2()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(_change, before, after, descriptors).result()
+        pool.submit(function, *arguments).result()
 
 
 def _change(before: LinkShape, after: LinkShape, descriptors: list[int]) -> None:

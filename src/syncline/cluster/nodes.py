@@ -15,7 +15,6 @@ class Node:
     """One emulated node. `netns` is a path that other processes can open while the cluster exists."""
 
     index: int
-    name: str
     address: str
     interface: str
     netns: str
@@ -86,7 +85,6 @@ class Cluster:
         self.nodes = tuple(
             Node(
                 index=index,
-                name=f"node{index}",
                 address=network.address(index),
                 interface=network.INTERFACE,
                 netns=f"/proc/{os.getpid()}/fd/{descriptor}",
@@ -98,16 +96,6 @@ class Cluster:
     def bandwidth(self) -> int | None:
         """Current bits per second of each link in each direction; None: no limit."""
         return self._link.bandwidth
-
-    @property
-    def latency(self) -> float:
-        """One-way latency between two nodes in seconds."""
-        return self._link.latency
-
-    @property
-    def loss(self) -> float:
-        """Fraction of packets lost one way between two nodes."""
-        return self._link.loss
 
     def set_bandwidth(self, bandwidth: str | int | None) -> None:
         """Change the rate of all links, in both directions, while programs use them; None removes the limit."""

@@ -16,14 +16,13 @@ from syncline.errors import PeerError
 _COMMUNICATION = re.compile(r"gloo|nccl|timed? ?out|connection|peer|socket|broken pipe|aborted", re.I)
 
 
-class PeerMonitor:
-    """Watches the peers of an engine and finds out which rank caused a failure."""
+class PeerMonitor(Peers):
+    """The peers of an engine: finds out which rank caused a failure of its communication."""
 
     def __init__(self, engine: WatchedEngine) -> None:
         groups = engine.groups
         members = hashlib.sha256(",".join(map(str, groups.ranks)).encode()).hexdigest()[:12]
-        self._engine, self.timeout = engine, groups.timeout
-        self._peers = Peers(
+        super().__init__(
             default_store(),
             rank=groups.rank,
             world=groups.world,
@@ -33,33 +32,16 @@ class PeerMonitor:
             holder=None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
             prefix=f"syncline/peers/{members}",
         )
-        self._peers.start()
-
-    @property
-    def doing(self) -> str:
-        """What this rank is doing, for the error messages of its peers."""
-        return self._peers.doing
-
-    @doing.setter
-    def doing(self, text: str) -> None:
-        self._peers.doing = text
+        self._engine = engine
+        self.start()
 
     def alarm(self) -> PeerError | None:
         """The error that another rank has reported, if any."""
-        return None if self._peers.alarm_text() is None else self._peers.explain(f"step {self._engine.step}")
+        return None if self.alarm_text() is None else self.explain(f"step {self._engine.step}")
 
     def error_for(self, unit: str, error: BaseException) -> BaseException:
         """The error to raise for one in a worker: a `PeerError` if a peer was lost, anything else unchanged."""
         return self._error_for(f": the exchange of unit '{unit}'" if unit else "", error)
-
-    def _error_for(self, what: str, error: BaseException) -> BaseException:
-        if isinstance(error, PeerError):
-            return error
-        # Some errors of Gloo are plain RuntimeErrors.
-        if isinstance(error, dist.DistError | RuntimeError) and _COMMUNICATION.search(f"{type(error)} {error}"):
-            return self._peers.explain(f"step {self._engine.step}{what}", error)
-        self._peers.leave(error)
-        return error
 
     @contextmanager
     def communicating(self, what: str) -> Iterator[None]:
@@ -73,11 +55,11 @@ class PeerMonitor:
                 raise
             raise found from error
 
-    def leave(self, reason: BaseException) -> None:
-        """Tell the other ranks why this one leaves."""
-        self._peers.leave(reason)
-
-    def close(self, reason: BaseException | None = None) -> None:
-        """Leave, with the reason if there is an error, and stop watching."""
-        self._peers.leave(reason)
-        self._peers.close()
+    def _error_for(self, what: str, error: BaseException) -> BaseException:
+        if isinstance(error, PeerError):
+            return error
+        # Some errors of Gloo are plain RuntimeErrors.
+        if isinstance(error, dist.DistError | RuntimeError) and _COMMUNICATION.search(f"{type(error)} {error}"):
+            return self.explain(f"step {self._engine.step}{what}", error)
+        self.leave(error)
+        return error

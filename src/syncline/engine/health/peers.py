@@ -69,7 +69,7 @@ class Peers:
         assert len(self._global) == world
         assert 0 <= rank < world
         self._others = [other for other in range(world) if other != rank]
-        self._timeout = timeout
+        self.timeout = timeout
         self._period = min(1.0, timeout / 4) if period is None else period
         self._own = this_process()
         self._processes: dict[int, RankProcess] = {}
@@ -103,7 +103,7 @@ class Peers:
         if self._alarm is not None:
             return f"rank {self._alarm.by} raised the alarm: {self._alarm.text}"
         since, reason = self._store_call_since, self._store_error
-        if reason is None and since is not None and (waited := time.monotonic() - since) > self._timeout:
+        if reason is None and since is not None and (waited := time.monotonic() - since) > self.timeout:
             reason = f"no answer for {waited:.1f} s"
         if reason is None:
             return None
@@ -145,11 +145,11 @@ class Peers:
             me = self._global[self._rank]
             self.raise_alarm(f"{describe_rank(me, self._own)} ended with {self._end}, doing: {self.doing}", ranks=[me])
 
-    def close(self) -> None:
-        """Leave, end the thread and release the store. May be called more than once."""
+    def close(self, reason: BaseException | None = None) -> None:
+        """Leave (`reason`: because of this error), end the thread and release the store. May be called twice."""
         if self._closed:
             return
-        self.leave()
+        self.leave(reason)
         self._closed = True
         atexit.unregister(self._at_exit)
         self._stop.set()
@@ -287,8 +287,7 @@ class Peers:
 
     def _at_exit(self) -> None:
         # The interpreter is about to end: a daemon thread inside the store's C++ code would abort it.
-        self.leave(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
-        self.close()
+        self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
 
 def _base_store(store: Store) -> Store:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from syncline.engine.launch.units import Slot
+from syncline.engine.protocols import StepObserver
 
 
 class TouchTicket:
@@ -87,8 +88,8 @@ class _Step:
     updates: float = 0.0
 
 
-class Profile:
-    """Observes steps (a `StepObserver`). On CUDA, marks are events on the training stream, read at the end."""
+class Profile(StepObserver):
+    """Observes steps; see `StepObserver`. On CUDA, marks are events on the training stream, read at the end."""
 
     def __init__(self, device: torch.device, slots: Sequence[Slot]) -> None:
         self._cuda, self._device = device.type == "cuda", device
@@ -103,39 +104,33 @@ class Profile:
         self._now.touches.setdefault(slot.index, self._mark())
 
     def gradient_complete(self, slot: Slot) -> None:
-        """A parameter's gradient was accumulated."""
         self._now.completions.setdefault(slot.index, self._mark())
 
     def backward_ended(self) -> None:
-        """The backward pass is over, and nothing was launched yet; of several passes, the last one counts."""
+        # Of several passes, the last one counts.
         self._now.ended = self._mark()
         self._now.host_ended, self._now.cpu_ended = time.perf_counter(), time.thread_time()
         self._now.launches_before_end = self._now.launches
 
     @contextmanager
     def issuing_launches(self) -> Iterator[None]:
-        """A context; the host's time in it is the time to issue launches."""
         begin = time.perf_counter()
         yield
         self._now.launches += time.perf_counter() - begin
 
     def updates_begin(self) -> None:
-        """All gradients are averaged; `optimizer.step()` begins."""
         self._now.updating, self._now.host_updating = self._mark(), time.perf_counter()
 
     @contextmanager
     def issuing_update(self) -> Iterator[None]:
-        """A context; the host's time in it is the time to issue one update."""
         begin = time.perf_counter()
         yield
         self._now.updates += time.perf_counter() - begin
 
     def updates_issued(self) -> None:
-        """All updates were issued, and are waited for now."""
         self._now.host_issued = time.perf_counter()
 
     def updates_done(self) -> None:
-        """All parameters are updated."""
         self._now.updated = self._mark()
 
     def next_step(self) -> list[TouchTicket]:

@@ -12,7 +12,7 @@ from syncline.cluster.ranks import Place
 from syncline.errors import UsageError
 from syncline.train.config import Config, Train
 
-_THIS_MACHINE = Node(index=0, name="localhost", address="127.0.0.1", interface="lo", netns="")
+_THIS_MACHINE = Node(index=0, address="127.0.0.1", interface="lo", netns="")
 
 
 @contextmanager
