@@ -13,7 +13,7 @@ from forked import call
 
 from syncline.cli.main import main
 from syncline.cli.output import print_json
-from syncline.trace import Span
+from syncline.trace import Span, Trace
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge import Part
@@ -89,7 +89,7 @@ def test_files_of_ranks_are_merged_and_what_is_missing_is_said(tmp_path, invoke)
 
 
 def test_a_backend_that_is_not_known_is_said(tmp_path, invoke):
-    write_chrome_trace(SPANS, tmp_path / "trace.json.gz")
+    write_chrome_trace(Trace.of(SPANS, split=False), tmp_path / "trace.json.gz")
     told = json.loads(invoke("export", ".", "--style", "horovod", "--json").out)
     assert told["notes"] == ["the trace does not name its backend: transfers are written as GLOO's"]
 
@@ -105,17 +105,17 @@ def test_a_backend_that_is_not_known_is_said(tmp_path, invoke):
         (("export", "trace.json.gz", "-o", "trace.json.gz"), "is the trace itself"),
         (("export", "trace.json.gz", "-o", "empty"), "is a folder"),
         (("export", "trace.json.gz", "-o", "none/there.json"), "cannot write none/there.json"),
-        (("export", "text"), "is no trace"),
-        (("export", "other.json"), "is no trace of torch.profiler, horovod, syncline"),
+        (("export", "text"), "is not a trace"),
+        (("export", "other.json"), "is not a trace of torch.profiler, horovod, syncline"),
         (("export", "broken"), "no rank file that can be read"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, invoke, args, message):
-    write_chrome_trace(SPANS, tmp_path / "trace.json.gz")
+    write_chrome_trace(Trace.of(SPANS, split=False), tmp_path / "trace.json.gz")
     for name in ("empty", "several/runs/a", "several/runs/b", "broken"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("a", "b"):
-        write_chrome_trace(SPANS, tmp_path / "several" / "runs" / name / "trace.json.gz")
+        write_chrome_trace(Trace.of(SPANS, split=False), tmp_path / "several" / "runs" / name / "trace.json.gz")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     (tmp_path / "broken" / rank_file_name(0)).write_bytes(b"no gzip")
@@ -145,7 +145,9 @@ def several(folder, **options):
     """A run folder with three runs, the second without anything in its trace."""
     for name in "abc":
         (folder / "runs" / name).mkdir(parents=True)
-        write_chrome_trace(diff_traces.trace(**options), folder / "runs" / name / "trace.json.gz")
+        write_chrome_trace(
+            Trace.of(diff_traces.trace(**options), split=False), folder / "runs" / name / "trace.json.gz"
+        )
     (folder / "runs" / "b" / "trace.json.gz").write_bytes(b"")
 
 
@@ -167,7 +169,7 @@ def test_what_may_not_be_read_is_one_line(tmp_path, invoke, simulate, monkeypatc
 
 def test_names_that_are_too_long_are_one_line(tmp_path, invoke, simulate):
     long = "x" * 300
-    write_chrome_trace(diff_traces.trace(), tmp_path / "trace.json.gz")
+    write_chrome_trace(Trace.of(diff_traces.trace(), split=False), tmp_path / "trace.json.gz")
     found = [invoke(action, long, *more) for action, more in COMMANDS.items()]
     found += [invoke(action, "trace.json.gz", "-o", long) for action in ("view", "export")]
     found += [invoke("diff", "trace.json.gz", long), simulate(long)]
@@ -180,7 +182,7 @@ def test_an_error_that_is_not_the_users_is_not_hidden(tmp_path, invoke, monkeypa
     def broken(*args, **kwargs):
         raise ConnectionResetError(104, "Connection reset by peer")
 
-    monkeypatch.setattr("syncline.cli.trace.export.find", broken)
+    monkeypatch.setattr("syncline.cli.trace.export.load", broken)
     monkeypatch.setattr(sys, "argv", ["syncline", "trace", "export", "x"])
     with pytest.raises(ConnectionResetError):
         main()
@@ -200,7 +202,9 @@ def test_a_pipe_among_ranks_files_is_not_waited_for(tmp_path, invoke):
 def test_names_in_a_trace_reach_no_terminal_as_they_are(tmp_path, invoke, simulate):
     evil = "\x1b[2J\x1b]0;evil\x07\udcff\nverdict: fine"
     about = {"strategy": evil, "world_size": 2, "notes": [evil]}
-    write_chrome_trace(diff_traces.trace(units=(evil, "b")), tmp_path / "trace.json.gz", metadata=about)
+    write_chrome_trace(
+        Trace.of(diff_traces.trace(units=(evil, "b")), metadata=about, split=False), tmp_path / "trace.json.gz"
+    )
     found = [invoke(action, "trace.json.gz", *more) for action, more in COMMANDS.items()]
     found += [invoke("diff", "trace.json.gz", "trace.json.gz"), simulate("trace.json.gz")]
     for done in found:
@@ -236,7 +240,7 @@ def test_one_bad_run_does_not_stop_the_others(tmp_path, invoke):
 def test_results_of_something_else_do_not_stop_an_analysis(tmp_path, invoke):
     for place in ("out/today", "runs/ddp"):
         (tmp_path / place).mkdir(parents=True)
-        write_chrome_trace(diff_traces.trace(), tmp_path / place / "trace.json.gz")
+        write_chrome_trace(Trace.of(diff_traces.trace(), split=False), tmp_path / place / "trace.json.gz")
     (tmp_path / "results.json").write_text('{"accuracy": 0.9}')
     elsewhere, beside = (invoke("analyze", f"{place}/trace.json.gz") for place in ("out/today", "runs/ddp"))
     assert (elsewhere.code, elsewhere.err, "results" in elsewhere.out) == (0, "", False)

@@ -16,7 +16,7 @@ from forked import Forked
 from syncline.cli.main import main
 from syncline.trace import Span
 from syncline.trace.analysis.analysis import analyze
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.merge.rank_file import rank_file_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -72,8 +72,8 @@ def test_chosen_steps_are_those_of_the_analysis(tmp_path, invoke):
     file = traced.write(tmp_path, "engine", made, world=2)
     assert invoke(file, "-o", "page.html", "--steps", "8:10").code == 0
     data = json.loads(re.search(r'id="trace-0">(.*?)</script>', (tmp_path / "page.html").read_text(), re.S)[1])
-    source = find(file)
-    told = analyze(source.spans, metadata=source.metadata, steps=(8, 10))
+    source = load(file)
+    told = analyze(source, steps=(8, 10))
     assert {step for _, step, *_ in data["steps"]} == {8, 9}
     assert [row[2:] for row in data["steps"]] == [
         [round(value, 4) for value in row["breakdown_ms"].values()] for row in told.per_step

@@ -14,8 +14,8 @@ import report_samples as samples
 from syncline.report.html import render_html, write_html
 from syncline.report.panels import MAX_FILE_BYTES, panel, traces
 from syncline.report.spans import MAX_ROWS, columns, excerpt
-from syncline.trace import Span
-from syncline.trace.formats.load import Source, find
+from syncline.trace import Span, Trace
+from syncline.trace.formats.load import load
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}<!--\u2028\u202e"
 
@@ -126,7 +126,7 @@ def test_whatever_goes_wrong_with_one_trace_the_page_is_made(tmp_path: Path, mon
         traced.write(tmp_path, name, traced.spans())
     make = panel
 
-    def odd(source: Source, **options: Any) -> Any:
+    def odd(source: Trace, **options: Any) -> Any:
         return make(source, **options) if options["label"] == "ddp" else {}["x"]
 
     monkeypatch.setattr("syncline.report.panels.panel", odd)
@@ -137,16 +137,16 @@ def test_whatever_goes_wrong_with_one_trace_the_page_is_made(tmp_path: Path, mon
 
 
 def test_a_prediction_of_too_many_digits_is_none(tmp_path: Path) -> None:
-    made = panel(Source(tmp_path, traced.spans(), {"prediction_ms": 10**400}, ()), label="x")
+    made = panel(Trace.of(traced.spans(), metadata={"prediction_ms": 10**400}, path=tmp_path, split=False), label="x")
     assert [bar.name for bar in made.bars if bar.name == "predicted"] == []
 
 
 def test_a_trace_without_steps_still_has_a_timeline() -> None:
     bare = [span for span in traced.spans() if span.lane != "step"]
-    made = panel(Source(Path("x"), bare, {}, ("a note",)), label="x")
+    made = panel(Trace.of(bare, notes=("a note",), path=Path("x"), split=False), label="x")
     assert made.data["spans"]["rows"]
     assert made.notes[0] == "a note"
-    with_nothing = panel(Source(Path("x"), [Span(0, "wait", "w", "", -1, 0, 5)], {}, ()), label="x")
+    with_nothing = panel(Trace.of([Span(0, "wait", "w", "", -1, 0, 5)], path=Path("x"), split=False), label="x")
     assert with_nothing.analysis["verdict"]["kind"] == "unclear"
     assert with_nothing.data["spans"]["rows"] == [[0, 2, 0, 1]]
 
@@ -154,7 +154,9 @@ def test_a_trace_without_steps_still_has_a_timeline() -> None:
 def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     names = [HOSTILE, "__proto__", "constructor", "half \ud800"]
     made = traced.spans(names=names)
-    source = Source(tmp_path / HOSTILE.replace("/", "-"), made, {"notes": [HOSTILE]}, (HOSTILE,))
+    source = Trace.of(
+        made, metadata={"notes": [HOSTILE]}, notes=(HOSTILE,), path=tmp_path / HOSTILE.replace("/", "-"), split=False
+    )
     from syncline.report.html import render_view
 
     text = render_view([panel(source, label=HOSTILE)], title=HOSTILE, source=HOSTILE)
@@ -174,7 +176,7 @@ def test_files_of_others_make_a_page() -> None:
         ("horovod-timeline.json", {"exchange", "wait"}),
         ("gloo-rank0.json.gz", {"forward", "backward"}),
     ):
-        made = panel(find(fixtures / name), label=name)
+        made = panel(load(fixtures / name), label=name)
         strings = made.data["spans"]["strings"]
         assert lanes <= {strings[lane] for _, lane, _, _ in made.data["spans"]["rows"]}
         assert made.analysis["verdict"]["sentence"]

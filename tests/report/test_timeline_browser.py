@@ -10,8 +10,8 @@ import trace_samples as traced
 import report_samples as samples
 from syncline.report.html import render_view, write_html
 from syncline.report.panels import panel
-from syncline.trace import LANES, Span, partition
-from syncline.trace.formats.load import Source, find
+from syncline.trace import LANES, Span, Trace, partition
+from syncline.trace.formats.load import load
 
 pytestmark = pytest.mark.browser
 RULER = 22
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a trace with 100,000 spans."""
     path = tmp_path_factory.mktemp("large")
-    made = panel(Source(path, traced.many(100_000), {}, ()), label="ddp")
+    made = panel(Trace.of(traced.many(100_000), path=path, split=False), label="ddp")
     assert sum(row[3] for row in made.data["spans"]["rows"]) == 100_000
     (path / "timeline.html").write_text(render_view([made], title="large", source=str(path)), encoding="utf-8")
     return path / "timeline.html"
@@ -336,7 +336,7 @@ def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path) 
         start = noise.randrange(4900)
         end = start + noise.choice((0, 3, 40, 300, 1500))
         made.append(Span(noise.randrange(2), noise.choice(LANES), "x", "u", min(start // 1000, 4), start, end))
-    source = Source(tmp_path, made, {}, ())
+    source = Trace.of(made, path=tmp_path, split=False)
     (tmp_path / "page.html").write_text(render_view([panel(source, label="x")], title="x", source="x"))
     page = visit_file(tmp_path / "page.html")
     opened(page)
@@ -362,7 +362,7 @@ def test_hostile_names_are_inert(visit_file: Any, tmp_path: Path) -> None:
     hostile = "</script><script>window.owned=1</script><img src=x onerror='window.owned=1'>"
     names = [hostile, "\"'><b>&amp;", "\u202eright to left\u2066", "__proto__", "constructor", "a" * 5000, "{{7*7}}"]
     file = traced.write(tmp_path, hostile.replace("/", "-"), traced.spans(names=names))
-    made = panel(find(file), label=hostile)
+    made = panel(load(file), label=hostile)
     (tmp_path / "page.html").write_text(render_view([made], title=hostile, source=hostile), encoding="utf-8")
     page = visit_file(tmp_path / "page.html")
     run = opened(page)
@@ -437,7 +437,7 @@ def test_two_fingers_zoom(visit_file: Any, folder: Path) -> None:
 )
 def test_odd_traces_draw(visit_file: Any, tmp_path: Path, made: list[Any]) -> None:
     file = traced.write(tmp_path, "odd", made)
-    text = render_view([panel(find(file), label="odd")], title="odd", source="odd")
+    text = render_view([panel(load(file), label="odd")], title="odd", source="odd")
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     page = visit_file(tmp_path / "page.html")
     opened(page)

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from syncline.trace import Span
+from syncline.trace import Span, Trace
 from syncline.trace.formats.chrome_write import write_chrome_trace
 
 MS = 1_000_000
@@ -65,7 +65,7 @@ def write(folder: Path, strategy: str, made: list[Span], *, world: int = 4, **me
     file = folder / "runs" / strategy.replace("(", "-").replace(")", "") / "trace.json.gz"
     file.parent.mkdir(parents=True, exist_ok=True)
     facts = {"strategy": strategy, "world_size": world, "backend": "gloo", "clock_error_ns": 0} | metadata
-    write_chrome_trace(made, file, metadata=facts)
+    write_chrome_trace(Trace.of(made, metadata=facts, split=False), file)
     return file
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from syncline.errors import UsageError
 from syncline.sim.replay.what_if import Replay
-from syncline.trace import Span, load, split_waits
+from syncline.trace import Span, Trace
+from syncline.trace.formats.load import import_files
 
 FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"
 MS = 1_000_000
 
 
-class Trace:
+class Timing:
     """Spans in ms; a step's training thread is laid out piece by piece."""
 
     def __init__(self):
@@ -25,12 +26,12 @@ class Trace:
         self.spans.append(Span(rank, lane, name, unit, step, round(start * MS), round(end * MS), size))
 
     def merged(self):
-        return split_waits(self.spans)
+        return Trace.of(self.spans)
 
 
 def barrier(steps=8, delays=(0.0, 40.0), sizes=(1000,), latency=0.0, rate=125.0):
     """Forward 10, backward 20 and a delay in forward, then exchanges one after the other, update 2 ms."""
-    made, at = Trace(), 0.0
+    made, at = Timing(), 0.0
     for step in range(steps):
         ready = [at + 30 + delay for delay in delays]
         for rank, delay in enumerate(delays):
@@ -51,7 +52,7 @@ def barrier(steps=8, delays=(0.0, 40.0), sizes=(1000,), latency=0.0, rate=125.0)
 
 def overlapped(steps=8, late=40.0):
     """An engine's: the exchange of 30 ms runs behind the next step; rank 1 spends `late` on data, which hides it."""
-    made, joined, at = Trace(), {}, {0: 0.0, 1: 0.0}
+    made, joined, at = Timing(), {}, {0: 0.0, 1: 0.0}
     for step in range(steps):
         ready = {}
         for rank, data in ((0, 0.0), (1, late)):
@@ -90,7 +91,7 @@ def test_a_straggler_before_a_barrier():
     assert got == [40, 72, 76, 88, 72]
     answer = Replay(spans, first=1).ask("no-straggler")
     assert answer.gain_ms == 40
-    assert "rank 1 is 40.0 ms a step slower in forward" in answer.says
+    assert "rank 1 is 40.0 ms per step slower in forward" in answer.says
 
 
 def test_latency_is_not_bandwidth():
@@ -103,7 +104,7 @@ def test_a_delay_in_some_steps_goes_too():
     usual, slow = barrier(steps=9, delays=(0.0, 0.0)), barrier(steps=9)
     replay = Replay(slow, first=1)
     assert replay.ask("no-straggler").steps.mean == pytest.approx(Replay(usual, first=1).measured.mean)
-    made, at = Trace(), 0.0
+    made, at = Timing(), 0.0
     for step in range(12):
         delay = 60.0 if step % 4 == 3 else 0.0
         for rank in (0, 1):
@@ -137,7 +138,7 @@ def test_an_exposed_exchange_of_the_engine():
 
 
 def test_exchanges_that_overlap_share_the_wire():
-    made, at = Trace(), 0.0
+    made, at = Timing(), 0.0
     for step in range(6):
         for rank in (0, 1):
             made.add(rank, "backward", step, at, at + 10)
@@ -155,9 +156,9 @@ def test_exchanges_that_overlap_share_the_wire():
 
 def test_a_trace_that_cannot_be_replayed_says_so():
     with pytest.raises(UsageError, match="no steps"):
-        Replay([Span(0, "exchange", "x", "u", 0, 0, 5)], first=0)
+        Replay(Trace.of([Span(0, "exchange", "x", "u", 0, 0, 5)], split=False), first=0)
     with pytest.raises(UsageError, match="no compute"):
-        Replay([Span(0, "step", "step", "", step, step, step + 1) for step in range(9)], first=0)
+        Replay(Trace.of([Span(0, "step", "step", "", step, step, step + 1) for step in range(9)], split=False), first=0)
     with pytest.raises(UsageError, match="2 steady steps"):
         Replay(barrier(steps=3), first=1)
     with pytest.raises(UsageError, match="did you mean 'no-straggler'"):
@@ -174,15 +175,15 @@ def test_a_trace_that_cannot_be_replayed_says_so():
 
 
 def test_times_of_a_calendar_are_replayed_too():
-    shifted = [replace(s, start=s.start + (1 << 60) + 1, end=s.end + (1 << 60) + 1) for s in barrier()]
-    assert medians(shifted, "no-straggler", "2x") == [40, 76]
+    shifted = [replace(s, start=s.start + (1 << 60) + 1, end=s.end + (1 << 60) + 1) for s in barrier().spans]
+    assert medians(Trace.of(shifted), "no-straggler", "2x") == [40, 76]
 
 
 @pytest.mark.parametrize("kind", ["gloo", "nccl"])
 def test_traces_of_torch_profiler_are_replayed(kind):
-    found = load([FIXTURES / f"{kind}-rank{rank}.json.gz" for rank in (0, 1)])
-    spans = split_waits([s for mine in found.spans.values() for s in mine])
-    replay = Replay(spans, first=min(s.step for s in spans if s.lane == "step"))
+    found = import_files([FIXTURES / f"{kind}-rank{rank}.json.gz" for rank in (0, 1)])
+    trace = Trace.of([s for mine in found.spans.values() for s in mine])
+    replay = Replay(trace, first=min(s.step for s in trace.spans if s.lane == "step"))
     assert replay.ranks == 2
     assert replay.same.median == pytest.approx(replay.measured.median, rel=0.02)
     none, double, half = (replay.ask(what).steps.median for what in ("infinite-network", "2x", "0.5x"))
@@ -191,7 +192,7 @@ def test_traces_of_torch_profiler_are_replayed(kind):
 
 
 def test_one_rank_has_nothing_to_gain():
-    made = Trace()
+    made = Timing()
     for step in range(5):
         made.add(0, "forward", step, 10 * step, 10 * step + 8)
         made.add(0, "step", step, 10 * step, 10 * step + 10)
@@ -200,7 +201,7 @@ def test_one_rank_has_nothing_to_gain():
 
 def test_tens_of_thousands_of_spans_take_a_second_or_two():
     spans = barrier(steps=150, delays=(0.0, 1.0, 2.0, 3.0), sizes=(100,) * 40)
-    assert len(spans) > 20_000
+    assert len(spans.spans) > 20_000
     begin = time.process_time()
     replay = Replay(spans, first=1)
     for what in ("no-straggler", "infinite-network", "2x", "perfect-overlap"):

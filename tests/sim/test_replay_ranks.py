@@ -5,6 +5,7 @@ import replay_ranks
 
 from ranks import run_ranks
 from syncline.sim.replay.what_if import Replay
+from syncline.trace import Trace
 
 pytestmark = pytest.mark.alone
 
@@ -20,7 +21,9 @@ def measured(strategy):
     for number in range(3):
         first = WARM + number * STEPS
         # The first of a stretch is still held up by what came before it.
-        made.append(Replay([s for s in spans if first <= s.step < first + STEPS], first=first + 2))
+        made.append(
+            Replay(Trace.of([s for s in spans if first <= s.step < first + STEPS], split=False), first=first + 2)
+        )
     return made
 
 

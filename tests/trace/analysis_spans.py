@@ -1,6 +1,6 @@
 """Traces made by hand: steps of known pieces, in milliseconds."""
 
-from syncline.trace import Span, split_waits
+from syncline.trace import Span, Trace
 
 MS = 1_000_000
 
@@ -31,4 +31,4 @@ def steps(count, *ranks, length=None, jitter=lambda step: 0.0):
         if length is not None:
             at = [begin + length for begin in begins]
         spans += [span("step", begins[rank], at[rank], rank=rank, step=step) for rank in range(len(ranks))]
-    return split_waits(spans)
+    return Trace.of(spans).spans

@@ -2,7 +2,7 @@
 
 import random
 
-from syncline.trace import Span, split_waits
+from syncline.trace import Span, Trace
 
 MS = 1_000_000
 
@@ -25,7 +25,7 @@ def trace(*, steps=30, ranks=2, forward=10.0, exchange=8.0, noise=0.02, seed=0, 
             spans.append(span(rank, "update", step, now, now + 2))
             spans.append(span(rank, "step", step, begin, now + 2))
         at = now + 2
-    return split_waits(spans)
+    return Trace.of(spans).spans
 
 
 def span(rank, lane, step, start, end, unit="", size=0):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import run_ranks
-from syncline.trace import Recorder, Span, split_waits
+from syncline.trace import Recorder, Span, Trace
 from syncline.trace.analysis.analysis import analyze
 
 HOST = "host"
@@ -33,7 +33,7 @@ class Job:
 def run(job, world):
     """The spans of all ranks with waits split off, the metadata, and how often each rank's delay was met."""
     records = run_ranks(train, world, job)
-    spans = split_waits(Span.from_row(rank, row) for rank, (rows, _, _) in enumerate(records) for row in rows)
+    spans = Trace.of(Span.from_row(rank, row) for rank, (rows, _, _) in enumerate(records) for row in rows).spans
     metadata = {
         "world_size": world,
         "hosts": {str(rank): HOST for rank in range(world)},
@@ -46,7 +46,7 @@ def run(job, world):
 def analysis(job, world):
     """The analysis of a job, and how often each rank's delay was met."""
     spans, metadata, fired = run(job, world)
-    return analyze(spans, metadata=metadata), fired
+    return analyze(Trace.of(spans, metadata=metadata)), fired
 
 
 def without_delays(job):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UsageError
-from syncline.trace import LANES, PHASES, Span, partition, split_waits
+from syncline.trace import LANES, PHASES, Span, Trace, partition
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.network import covered, fit
-from syncline.trace.analysis.startup import settled
+from syncline.trace.analysis.startup import first_steady
 from syncline.trace.analysis.timeline import timeline
 
 ORDER = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
@@ -54,7 +54,7 @@ def test_the_figures_of_a_plain_run():
     # 2 ranks; rank 1 takes 6 ms longer in forward, so that rank 0 waits; 10 ms of bytes, nothing hidden.
     made = [("data", 2), ("forward", 10), ("backward", 20), ("exchange", 10, "w", 1_000_000), ("update", 3)]
     slow = [("data", 2), ("forward", 16), ("backward", 20), ("exchange", 10, "w", 1_000_000), ("update", 3)]
-    told = analyze(steps(8, made, slow), metadata={"strategy": "mine", "world_size": 2})
+    told = analyze(Trace.of(steps(8, made, slow), metadata={"strategy": "mine", "world_size": 2}))
     assert (told.strategy, told.world_size, told.steps, told.steady_first) == ("mine", 2, tuple(range(8)), 1)
     assert told.step_ms == pytest.approx({"median": 51, "mean": 51, "p95": 51})
     zero, one = told.ranks
@@ -84,7 +84,7 @@ def test_the_figures_of_a_plain_run():
 
 def test_a_known_link_sets_the_bound():
     made = [("forward", 10), ("backward", 20), ("exchange", 90, "w", 1_000_000), ("update", 3)]
-    told = analyze(steps(6, made, made, made, made), metadata={"bandwidth": 200_000_000})
+    told = analyze(Trace.of(steps(6, made, made, made, made), metadata={"bandwidth": 200_000_000}))
     assert told.bound.wire_ms == pytest.approx(1.5 * 8 / 200 * 1000), "four ranks: 2(N-1)/N of the bytes"
 
 
@@ -97,14 +97,14 @@ def test_a_transfer_is_on_the_path_from_where_compute_hid_it():
             span("backward", 10, 30, rank=rank),
         ]
         spans += [span("exchange", 20, 55, rank=rank, unit="w", size=5), span("update", 55, 60, rank=rank)]
-    path = [(piece.lane, piece.ms) for piece in analyze(spans).critical_path]
+    path = [(piece.lane, piece.ms) for piece in analyze(Trace.of(spans)).critical_path]
     assert path == [("forward", 10), ("backward", 10), ("exchange", 35), ("update", 5)]
 
 
 def test_overlap_counts_transfers_and_compression():
     spans = [span("step", 0, 40), span("backward", 0, 20), span("encode", 10, 14), span("exchange", 14, 30, unit="w")]
     spans += [span("decode", 30, 34)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert (told.communication, told.compression) == (pytest.approx(6 / 16), pytest.approx(4 / 8))
 
 
@@ -119,7 +119,7 @@ def test_start_up_is_found_in_the_data_with_its_causes():
             spans += [span("update", at + 20, at + 50, name="replan", step=step)]
         spans += [span("step", at, at + 12 + slow + planning, step=step)]
         at += 12 + slow + planning
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert (told.startup.steps, told.steady_first) == (5, 5), "until the plan was made"
     assert told.startup.extra_ms == pytest.approx(200 + 3 + 80 + 40)
     assert dict(told.startup.causes) == pytest.approx({"forward": 283, "replan": 40})
@@ -139,31 +139,31 @@ def test_start_up_is_found_in_the_data_with_its_causes():
     ],
 )
 def test_where_a_series_settles(series, place):
-    assert settled(series) == place
+    assert first_steady(series) == place
 
 
 def test_steps_can_be_chosen_and_what_reaches_into_them_counts():
     spans = [span("step", 100 * n, 100 * n + 100, step=n) for n in range(5)]
     spans += [span("forward", 100 * n + 30, 100 * n + 100, step=n) for n in range(5)]
     spans += [span("exchange", 100 * n + 90, 100 * n + 120, unit="w", step=n) for n in range(5)]
-    told = analyze(spans, steps=(2, 4))
+    told = analyze(Trace.of(spans), steps=(2, 4))
     assert told.steps == (2, 3)
     assert told.ranks[0].breakdown_ms["exposed_exchange"] == pytest.approx(20), "also in step 2, from step 1"
     with pytest.raises(UsageError, match="no steps from 7 to 8"):
-        analyze(spans, steps=(7, 9))
+        analyze(Trace.of(spans), steps=(7, 9))
 
 
 def test_what_is_missing_is_said():
     made = [span("exchange", 10 * n, 10 * n + 5, name="all-reduce", unit="w", step=n) for n in range(5)]
-    told = analyze(made)
+    told = analyze(Trace.of(made, split=False))
     assert len(told.steps) == 5
     assert any("no spans of whole steps" in note for note in told.notes)
     assert any("no compute" in note for note in told.notes)
     assert (told.bound.bound_ms, told.bound.distance, told.communication) == (None, None, None)
     uneven = [span("step", 0, 9), span("step", 10, 19, step=1), span("step", 0, 9, rank=1)]
-    assert any("1 steps are not there on every rank" in note for note in analyze(uneven).notes)
+    assert any("1 steps are not there on every rank" in note for note in analyze(Trace.of(uneven, split=False)).notes)
     with pytest.raises(UsageError, match="no steps"):
-        analyze([])
+        analyze(Trace.of([], split=False))
 
 
 def test_a_rank_without_steps_is_an_aggregator_and_can_be_late():
@@ -174,7 +174,7 @@ def test_a_rank_without_steps_is_an_aggregator_and_can_be_late():
         spans += [span("wait", at + 40, at + 90, name="server", unit="w", step=n)]
         spans += [span("exchange", at + 90, at + 100, name="server", unit="w", step=n)]
         spans += [span("exchange", at + 90, at + 100, rank=1, name="server", unit="w", step=n)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert [rank.rank for rank in told.ranks] == [0]
     assert told.late[0].rank == 1
     assert told.late[0].wait_ms == pytest.approx(50)
@@ -182,7 +182,7 @@ def test_a_rank_without_steps_is_an_aggregator_and_can_be_late():
 
 def test_many_steps_are_thinned_in_the_table_only():
     spans = [span("step", n, n + 1, step=n) for n in range(9000)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert 2000 < len(told.per_step) <= 4000
     assert any("every 3th" in note for note in told.notes)
     assert len(told.steps) == 9000
@@ -190,7 +190,9 @@ def test_many_steps_are_thinned_in_the_table_only():
 
 def test_the_json_is_plain_and_complete():
     made = [("forward", 10), ("backward", 20), ("exchange", 10, "w", 1000), ("update", 3)]
-    told = json.loads(json.dumps(analyze(steps(6, made, made), notes=["odd"]).as_json("here"), allow_nan=False))
+    told = json.loads(
+        json.dumps(analyze(Trace.of(steps(6, made, made), notes=["odd"])).as_json("here"), allow_nan=False)
+    )
     assert (told["format"], told["source"], told["notes"]) == ("syncline analysis 1", "here", ["odd"])
     assert told["steps"] == {"first": 0, "last": 5, "count": 6, "steady_first": 1}
     assert set(told["verdict"]) == {"kind", "sentence", "recoverable_ms"}
@@ -244,7 +246,7 @@ RANDOM = st.builds(
 @given(st.lists(RANDOM, max_size=30), st.booleans())
 def test_no_spans_make_it_crash(spans, split):
     try:
-        told = analyze(split_waits(spans) if split else spans)
+        told = analyze(Trace.of(spans, split=split))
     except UsageError:
         return
     content = json.loads(json.dumps(told.as_json(), allow_nan=False))
@@ -255,7 +257,7 @@ def test_no_spans_make_it_crash(spans, split):
 def test_steps_with_dropped_spans_are_left_out():
     made = steps(8, [("forward", 10), ("update", 2)])
     kept = [s for s in made if s.lane == "step" or s.start > 28 * MS]
-    told = analyze(kept, metadata={"recorder": {"dropped": 5}})
+    told = analyze(Trace.of(kept, metadata={"recorder": {"dropped": 5}}))
     assert told.steps[0] == 3, "of step 2 the forward pass is missing"
     assert any("dropped 5 spans: steps before 3 are left out" in note for note in told.notes)
-    assert analyze(kept).ranks[0].breakdown_ms["other"] > 0
+    assert analyze(Trace.of(kept)).ranks[0].breakdown_ms["other"] > 0

@@ -6,15 +6,15 @@ import pytest
 from analysis_spans import MS, span, steps
 from hypothesis import given
 from hypothesis import strategies as st
-from syncline.trace.record.cleanup import settled
 from trace_files import GLOO
 
-from syncline.trace import LANES, Span, split_waits
+from syncline.trace import LANES, Span, Trace
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.overlap import overlap
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
+from syncline.trace.record.postprocess import finish_spans
 
 COUNT = 12
 
@@ -22,7 +22,7 @@ COUNT = 12
 def transfers(size, messages, *, exposed=50, world=2, count=COUNT, **metadata):
     made = [("forward", 20), ("backward", 28)]
     made += [("exchange", exposed / messages, f"w{i}", size) for i in range(messages)]
-    return analyze(steps(count, *[[*made, ("update", 2)]] * world), metadata=metadata)
+    return analyze(Trace.of(steps(count, *[[*made, ("update", 2)]] * world), metadata=metadata))
 
 
 @pytest.mark.parametrize("messages", [1, 3, 8])
@@ -31,7 +31,7 @@ def test_exposed_transfers_of_unknown_size_are_neither_fine_nor_latency(messages
     assert [finding.kind for finding in told.findings] == ["bandwidth-bound"]
     assert told.verdict.recoverable_ms == pytest.approx(50)
     assert f"{messages} message" in told.verdict.sentence
-    assert "without sizes, bytes and latency cannot be told apart" in told.verdict.sentence
+    assert "without sizes, bytes and latency cannot be separated" in told.verdict.sentence
     assert transfers(0, messages, exposed=30).verdict.kind == "bandwidth-bound", "and no compute-bound step"
 
 
@@ -39,7 +39,7 @@ def test_few_small_messages_are_the_wires():
     told = transfers(20_000, 2)
     assert told.verdict.kind == "bandwidth-bound"
     assert told.verdict.recoverable_ms == pytest.approx(50)
-    assert "cannot be told apart" in told.verdict.sentence
+    assert "cannot be separated" in told.verdict.sentence
     linked = transfers(20_000, 3, bandwidth=1e9)
     assert linked.verdict.recoverable_ms == pytest.approx(50)
     assert linked.verdict.sentence.endswith("49.5 ms of it are latency.")
@@ -53,7 +53,7 @@ def test_a_thread_that_stands_still_is_not_fine(compute):
             at, mine = 100 * n, {"rank": rank, "step": n}
             spans += [span("step", at, at + 100, **mine), span("forward", at, at + compute, **mine)]
             spans += [span("wait", at + compute, at + 100, name="blocked", **mine)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert told.verdict.kind == "unclear"
     assert f"most of it is waits, {100 - compute}.0 ms ({100 - compute}%)" in told.verdict.sentence
 
@@ -79,7 +79,7 @@ def engine(recorded, *, count=60, every=5, skew=15.0, long=8.0):
 
 @pytest.mark.parametrize("recorded", [(0,), (0, 1, 4)], ids=["step alone", "with its neighbours"])
 def test_what_ran_between_sampled_steps_is_not_taken_for_idle(recorded):
-    told = analyze(split_waits(engine(recorded)))
+    told = analyze(Trace.of(engine(recorded)))
     assert told.verdict.kind == "fine"
     assert told.late == ()
     assert told.communication == pytest.approx(1)
@@ -88,10 +88,10 @@ def test_what_ran_between_sampled_steps_is_not_taken_for_idle(recorded):
 
 def test_the_recorder_keeps_what_hides_an_exchange_of_a_sampled_step():
     made = engine((0, 1, 4))
-    kept = [s for rank in (0, 1) for s in settled([s for s in made if s.rank == rank], sampled=True)]
+    kept = [s for rank in (0, 1) for s in finish_spans([s for s in made if s.rank == rank], sampled=True)]
     behind = [s for s in kept if s.lane == "forward" and s.step % 5 == 1]
     assert behind, "the forward pass of the step behind"
-    assert analyze(split_waits(kept)).verdict.kind == "fine"
+    assert analyze(Trace.of(kept)).verdict.kind == "fine"
 
 
 def test_compute_of_the_next_step_hides_an_exchange():
@@ -101,7 +101,7 @@ def test_compute_of_the_next_step_hides_an_exchange():
         spans += [span("step", at, at + 100, step=n), span("forward", at, at + 60, step=n)]
         spans += [span("exchange", at + 90, at + 120, unit="w", size=1000, step=n)]
     # The last step is chosen with what lies behind it left out.
-    assert analyze(spans, steps=(2, 8)).communication == pytest.approx((5 * 20 / 30) / (5 + 10 / 30))
+    assert analyze(Trace.of(spans), steps=(2, 8)).communication == pytest.approx((5 * 20 / 30) / (5 + 10 / 30))
 
 
 def test_unknown_time_counts_for_overlap_only_where_it_is_hidden():
@@ -117,12 +117,12 @@ def test_times_that_do_not_grow_with_sizes_are_latency():
     # 10 ms each, and 10 Gbit/s.
     sizes = [10_000] * 4 + [500_000] * 6
     exchange = [("exchange", 10 + size * 8e-7, f"w{i}", size) for i, size in enumerate(sizes)]
-    told = analyze(steps(COUNT, *[[("forward", 20), ("backward", 20), *exchange, ("update", 2)]] * 2))
-    assert (told.verdict.kind, told.wire.known) == ("latency-bound", "fitted")
-    assert told.wire.latency_ms == pytest.approx(10)
+    told = analyze(Trace.of(steps(COUNT, *[[("forward", 20), ("backward", 20), *exchange, ("update", 2)]] * 2)))
+    assert (told.verdict.kind, told.network.known) == ("latency-bound", "fitted")
+    assert told.network.latency_ms == pytest.approx(10)
     assert told.verdict.recoverable_ms == pytest.approx(90, rel=0.05), "one of ten messages is left"
     level = [("exchange", 10, f"w{i}", size) for i, size in enumerate(sizes)]
-    told = analyze(steps(COUNT, *[[("forward", 20), ("backward", 20), *level, ("update", 2)]] * 2))
+    told = analyze(Trace.of(steps(COUNT, *[[("forward", 20), ("backward", 20), *level, ("update", 2)]] * 2)))
     assert told.verdict.kind == "latency-bound"
     assert told.verdict.recoverable_ms == pytest.approx(90, rel=0.06)
 
@@ -135,7 +135,7 @@ def test_ranks_of_which_only_ticks_are_known_do_not_thin_out_the_transfers(world
         spans += [span("step", at, at + 50, rank=rank, step=n) for rank in range(world)]
         spans += [span("wait", at, at + 1, rank=r, name="all-reduce", unit="w", step=n) for r in range(1, world)]
         spans += [span("exchange", at + 2, at + 42, name="all-reduce", unit="w", step=n, size=10_000_000)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert told.verdict.kind == "bandwidth-bound"
     assert told.verdict.recoverable_ms == pytest.approx(40)
 
@@ -157,41 +157,47 @@ def turns(world, *, late, count=24, by=40):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_late_in_turn_cost_each_step_all_of_it(world):
-    told = analyze(split_waits(turns(world, late=lambda step: step % world)))
+    told = analyze(Trace.of(turns(world, late=lambda step: step % world)))
     assert told.verdict.kind == "unclear"
     assert told.verdict.recoverable_ms == pytest.approx(40, rel=0.05)
-    assert "Without, a step is 40.0 ms shorter" in told.verdict.sentence
+    assert "Without these waits a step is 40.0 ms shorter" in told.verdict.sentence
 
 
 def test_a_rank_of_several_does_not_call_its_waits_bytes():
     alone = [s for s in turns(2, late=lambda _: 1) if s.rank == 0]
-    told = analyze(alone, metadata={"world_size": 2})
-    assert "are bytes on the wire, or waits for another rank, that no compute hides" in told.verdict.sentence
-    assert "or waits" not in analyze(alone, metadata={"world_size": 1}).verdict.sentence
-    apart = analyze(alone, metadata={"world_size": 1, "aligned": False})
+    told = analyze(Trace.of(alone, metadata={"world_size": 2}, split=False))
+    assert "are bytes on the network, or waits for another rank, that no compute hides" in told.verdict.sentence
+    assert "or waits" not in analyze(Trace.of(alone, metadata={"world_size": 1}, split=False)).verdict.sentence
+    apart = analyze(Trace.of(alone, metadata={"world_size": 1, "aligned": False}, split=False))
     assert "or waits for another rank" in apart.verdict.sentence
-    assert "or waits for another rank" in analyze(alone, metadata={"clock_error_ns": None}).verdict.sentence
+    assert (
+        "or waits for another rank"
+        in analyze(Trace.of(alone, metadata={"clock_error_ns": None}, split=False)).verdict.sentence
+    )
 
 
 def test_a_single_file_of_a_job_says_what_it_cannot_tell(tmp_path):
     shutil.copy(GLOO[1], tmp_path)
-    source = find(tmp_path / GLOO[1].name)
+    source = load(tmp_path / GLOO[1].name)
     assert source.metadata["world_size"] == 2
-    assert source.notes[-1] == "of 2 ranks the trace has 1: waits for a late rank are not told from transfers"
+    assert source.notes[-1] == "the trace has 1 of 2 ranks: waits for a late rank cannot be separated from transfers"
     for path in GLOO:
         shutil.copy(path, tmp_path)
-    assert not any("not told" in note for note in find(tmp_path).notes)
+    assert not any("not told" in note for note in load(tmp_path).notes)
 
 
 def test_a_trace_of_ours_keeps_what_it_cannot_tell(tmp_path):
     made, path = turns(2, late=lambda _: 1), tmp_path / "trace.json.gz"
     note = "rank 1 ran on another host: waits for a late rank are not told from transfers"
-    write_chrome_trace(made, path, metadata={"world_size": 2, "notes": [note]})
-    source = find(path)
+    write_chrome_trace(Trace.of(made, metadata={"world_size": 2, "notes": [note]}, split=False), path)
+    source = load(path)
     assert source.notes == (note,)
-    assert any("or waits for another rank" in one.sentence for one in analyze(made, metadata=source.metadata).findings)
-    write_chrome_trace([s for s in made if s.rank == 0], path, metadata={"world_size": 2})
-    assert find(path).notes == ("of 2 ranks the trace has 1: waits for a late rank are not told from transfers",)
+    assert any(
+        "or waits for another rank" in one.sentence
+        for one in analyze(Trace.of(made, metadata=source.metadata, split=False)).findings
+    )
+    write_chrome_trace(Trace.of([s for s in made if s.rank == 0], metadata={"world_size": 2}, split=False), path)
+    assert load(path).notes == ("the trace has 1 of 2 ranks: waits for a late rank cannot be separated from transfers",)
 
 
 def loading(exchange_ms, *, data=(55, 55)):
@@ -209,21 +215,21 @@ def loading(exchange_ms, *, data=(55, 55)):
 
 
 def test_loading_that_hides_an_exchange_gains_only_the_rest():
-    told = analyze(loading(58))
+    told = analyze(Trace.of(loading(58)))
     assert told.verdict.kind == "unclear"
-    assert "an exchange runs behind it: without one of them the other shows" in told.verdict.sentence
-    told = analyze(loading(24))
+    assert "an exchange runs at the same time: without one of them the other shows" in told.verdict.sentence
+    told = analyze(Trace.of(loading(24)))
     assert told.verdict.kind == "input-bound"
     assert told.verdict.recoverable_ms == pytest.approx(35, rel=0.02)
     assert "20.0 ms of that hide an exchange, which would show instead" in told.verdict.sentence
-    assert analyze(loading(3)).verdict.recoverable_ms == pytest.approx(55)
+    assert analyze(Trace.of(loading(3))).verdict.recoverable_ms == pytest.approx(55)
 
 
 def test_not_every_rank_waits_for_its_input():
-    told = analyze(loading(3, data=(55, 55, 0)))
+    told = analyze(Trace.of(loading(3, data=(55, 55, 0))))
     assert told.verdict.kind == "input-bound"
-    assert told.verdict.sentence.startswith("2 of 3 ranks stand 55.0 ms a step")
-    assert analyze(loading(3)).verdict.sentence.startswith("Every rank stands 55.0 ms")
+    assert told.verdict.sentence.startswith("2 of 3 ranks wait 55.0 ms per step")
+    assert analyze(Trace.of(loading(3))).verdict.sentence.startswith("Every rank waits 55.0 ms")
 
 
 def test_a_path_begins_where_its_step_does():
@@ -232,7 +238,7 @@ def test_a_path_begins_where_its_step_does():
         for rank in (0, 1):
             at, mine = 100 * n, {"rank": rank, "step": n + 5}
             spans += [span("step", at, at + 100, **mine), span("forward", at + 40, at + 100, **mine)]
-    path = [(piece.lane, piece.ms) for piece in analyze(spans).critical_path]
+    path = [(piece.lane, piece.ms) for piece in analyze(Trace.of(spans)).critical_path]
     assert path == [("other", 40), ("forward", 60)]
 
 
@@ -244,7 +250,7 @@ def test_a_path_ends_where_two_ranks_wait_for_each_other():
         spans += [span("wait", 30, 80, rank=rank, name="send", unit=first)]
         spans += [span("exchange", 80, 100, rank=rank, name="send", unit=first, size=9)]
         spans += [span("exchange", 75, 79, rank=rank, name="send", unit=second, size=9)]
-    told = analyze(spans)
+    told = analyze(Trace.of(spans))
     assert sum(piece.ms for piece in told.critical_path) == pytest.approx(100)
     assert len(told.critical_path) < 10
 
@@ -260,8 +266,8 @@ PIECES = st.lists(
 @given(PIECES, st.booleans())
 def test_a_path_is_as_long_as_its_step_where_ranks_start_together(pieces, split):
     made = [span(lane, at, at + long, rank=rank, unit=unit) for rank, lane, unit, at, long in pieces]
-    made = split_waits(made) if split else made
-    told = analyze([*made, *(span("step", 0, 80, rank=rank) for rank in range(3))])
+    made = Trace.of(made).spans if split else made
+    told = analyze(Trace.of([*made, *(span("step", 0, 80, rank=rank) for rank in range(3))], split=False))
     assert sum(piece.ms for piece in told.critical_path) == pytest.approx(80)
 
 
@@ -273,18 +279,18 @@ def test_probing_and_planning_in_one_step_share_its_update():
         if n == 3:
             spans += [span("update", at + 50, at + 70, name="probe", step=n)]
             spans += [span("update", at + 70, at + 160, name="replan", step=n)]
-    found = analyze(spans).startup
+    found = analyze(Trace.of(spans)).startup
     assert found.extra_ms == pytest.approx(110)
     assert dict(found.causes) == pytest.approx({"replan": 90, "probe": 20})
 
 
 def test_steps_before_time_zero_end_with_their_last_span():
-    told = analyze([span("forward", 10 * n - 1000, 10 * n - 992, step=n) for n in range(20)])
+    told = analyze(Trace.of([span("forward", 10 * n - 1000, 10 * n - 992, step=n) for n in range(20)], split=False))
     assert told.per_step[-1]["ms"] == pytest.approx(8)
 
 
 def test_steps_of_no_length_have_shares_that_sum_to_one():
-    told = analyze([span("step", n, n, step=n) for n in range(COUNT)])
+    told = analyze(Trace.of([span("step", n, n, step=n) for n in range(COUNT)], split=False))
     assert told.ranks[0].breakdown["other"] == 1
     assert sum(told.breakdown.values()) == 1
     assert told.verdict.kind == "unclear"

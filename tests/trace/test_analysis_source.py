@@ -14,10 +14,11 @@ from chrome_checker import check
 from trace_files import GLOO, HOROVOD, NCCL, device_work, hidden_share, host, kineto
 
 from syncline.cli.main import main
+from syncline.trace import Trace
 from syncline.trace.analysis.analysis import analyze
-from syncline.trace.analysis.partition import partition
+from syncline.trace.analysis.timeline import partition
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 
 COMPUTE = {"forward", "backward", "update"}
 MADE = [("data", 30), ("forward", 20), ("backward", 40), ("exchange", 9, "w", 100_000), ("update", 4)]
@@ -55,10 +56,10 @@ def microseconds(spans, lanes):
 
 
 def test_a_folder_of_profiles_is_analysed_and_its_overlap_is_that_of_intervals(gloo):
-    source = find(gloo)
+    source = load(gloo)
     assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
-    told = analyze(source.spans, metadata=source.metadata, notes=source.notes)
+    told = analyze(source)
     assert (told.steps, told.world_size, told.imported) == ((3, 4, 5), 2, "torch.profiler")
     shares = []
     for rank in (0, 1):
@@ -79,10 +80,10 @@ def test_a_folder_of_profiles_is_analysed_and_its_overlap_is_that_of_intervals(g
 def test_a_folder_of_nccl_profiles_is_analysed_and_its_overlap_is_that_of_kernels(tmp_path):
     for path in NCCL:
         shutil.copy(path, tmp_path)
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
-    told = analyze(source.spans, metadata=source.metadata, notes=source.notes)
+    told = analyze(source)
     assert (told.steps, told.steady_first, told.world_size) == ((3, 4, 5), 3, 2)
     assert told.communication == pytest.approx(_without_waits(), rel=0.001)
     for rank in (0, 1):
@@ -92,7 +93,7 @@ def test_a_folder_of_nccl_profiles_is_analysed_and_its_overlap_is_that_of_kernel
         assert sum(told.ranks[rank].breakdown_ms.values()) * 3e6 == pytest.approx(sum(lasted.values()), rel=1e-12)
     # 3 MB a step through sockets, which a small model's 0.3 ms of kernels cannot hide.
     assert told.verdict.kind == "bandwidth-bound"
-    assert "3.17 MB a step in 4 messages" in told.verdict.sentence
+    assert "3.17 MB per step in 4 messages" in told.verdict.sentence
     assert told.verdict.sentence.endswith(f" while they move, {told.communication:.0%} hidden."), "one figure, not two"
     exposed = sum(rank.breakdown_ms["exposed_exchange"] for rank in told.ranks) / 2
     assert told.verdict.recoverable_ms == pytest.approx(exposed, rel=0.1)
@@ -109,14 +110,14 @@ def _without_waits():
 
 
 def test_a_single_profile_is_one_rank(gloo):
-    told = analyze(find(gloo / GLOO[1].name).spans)
+    told = analyze(load(gloo / GLOO[1].name))
     assert [rank.rank for rank in told.ranks] == [1]
     assert told.late == ()
 
 
 def test_a_horovod_timeline_names_the_late_rank_and_what_it_cannot_say():
-    source = find(HOROVOD)
-    told = analyze(source.spans, metadata=source.metadata, notes=source.notes)
+    source = load(HOROVOD)
+    told = analyze(source)
     assert told.late[0].rank == 1
     assert told.late[0].doing is None
     # 700 us late with the second tensor, of which 70 us are under a transfer of another one.
@@ -135,7 +136,7 @@ def test_ranks_without_common_collectives_are_not_compared(tmp_path):
         events = [host(f"ProfilerStep#{n}", 1000 * n, 1000 * n + 900, cat="user_annotation") for n in range(4)]
         events += [host("aten::mm", 1000 * n + 10, 1000 * n + 700) for n in range(4)]
         kineto(tmp_path / f"rank{rank}.json", events, rank=rank, world=2, host=str(rank))
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.notes[-1].startswith("not all ranks' clocks could be compared")
 
 
@@ -161,7 +162,9 @@ def test_the_command_shows_a_verdict_first(gloo, invoke):
 
 @pytest.mark.parametrize("width", [40, 60, 100, 200])
 def test_it_fits_a_narrow_terminal(width, tmp_path, invoke, monkeypatch):
-    write_chrome_trace(steps(8, MADE, MADE), tmp_path / "trace.json.gz", metadata={"strategy": "[red]x[/red]"})
+    write_chrome_trace(
+        Trace.of(steps(8, MADE, MADE), metadata={"strategy": "[red]x[/red]"}), tmp_path / "trace.json.gz"
+    )
     monkeypatch.setenv("COLUMNS", str(width))
     shown = invoke("analyze", "trace.json.gz").out
     tables = [line for line in shown.splitlines() if "─" in line or line.startswith(" ")]
@@ -176,7 +179,7 @@ def test_several_runs_are_summarised_and_one_can_be_chosen(tmp_path, invoke):
         folder = tmp_path / "run" / "runs" / name
         folder.mkdir(parents=True)
         made = [*MADE[:2], ("backward", 80 if name == "b" else 40), *MADE[3:]]
-        write_chrome_trace(steps(6, made, made), folder / "trace.json.gz", metadata={"strategy": name})
+        write_chrome_trace(Trace.of(steps(6, made, made), metadata={"strategy": name}), folder / "trace.json.gz")
     shown = invoke("analyze", "run").out
     assert "--run a" in shown
     assert shown.count("input-bound") == 2
@@ -190,7 +193,7 @@ def test_several_runs_are_summarised_and_one_can_be_chosen(tmp_path, invoke):
     [
         (("nowhere",), "there is no 'nowhere'"),
         (("empty",), "empty holds no trace"),
-        (("text",), "is no trace"),
+        (("text",), "is not a trace"),
         (("trace.json.gz", "--steps", "x"), "--steps takes two numbers with a colon"),
         (("trace.json.gz", "--steps", "5:5"), "holds no step"),
         (("trace.json.gz", "--steps", "99:"), "holds no steps"),
@@ -200,13 +203,13 @@ def test_several_runs_are_summarised_and_one_can_be_chosen(tmp_path, invoke):
     ],
 )
 def test_bad_input_is_one_line(args, message, tmp_path, invoke):
-    write_chrome_trace(steps(4, MADE, MADE), tmp_path / "trace.json.gz")
+    write_chrome_trace(Trace.of(steps(4, MADE, MADE)), tmp_path / "trace.json.gz")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "results.json").write_text("{}")
     (tmp_path / "text").write_text("hello")
     folder = tmp_path / "run" / "runs" / "a"
     folder.mkdir(parents=True)
-    write_chrome_trace(steps(4, MADE, MADE), folder / "trace.json.gz")
+    write_chrome_trace(Trace.of(steps(4, MADE, MADE)), folder / "trace.json.gz")
     done = invoke("analyze", *args)
     assert done.code == 2
     assert message in done.err
@@ -214,7 +217,10 @@ def test_bad_input_is_one_line(args, message, tmp_path, invoke):
 
 
 def test_a_folder_with_one_trace_of_ours_keeps_what_it_says(tmp_path):
-    write_chrome_trace(steps(4, MADE, MADE), tmp_path / "mine.json", metadata={"strategy": "s", "notes": ["odd"]})
-    source = find(tmp_path)
+    write_chrome_trace(
+        Trace.of(steps(4, MADE, MADE), metadata={"strategy": "s", "notes": ["odd"]}),
+        tmp_path / "mine.json",
+    )
+    source = load(tmp_path)
     assert source.metadata["strategy"] == "s"
     assert source.notes == ("odd",)

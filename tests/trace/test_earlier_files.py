@@ -4,7 +4,7 @@ import pytest
 from trace_files import FIXTURES
 
 from syncline.trace import partition
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.merge.rank_file import merge_folder
 
 FOLDER = FIXTURES / "syncline-0.1"
@@ -17,7 +17,7 @@ STEP_2 = {
 }
 
 
-@pytest.mark.parametrize("read", [find, merge_folder])
+@pytest.mark.parametrize("read", [load, merge_folder])
 def test_phases_are_as_the_earlier_version_computed_them(read):
     spans = read(FOLDER).spans
     for rank, phases in STEP_2.items():
@@ -27,7 +27,7 @@ def test_phases_are_as_the_earlier_version_computed_them(read):
 
 
 def test_metadata_of_an_earlier_trace_is_kept():
-    source = find(FOLDER)
+    source = load(FOLDER)
     assert source.notes == ()
     assert source.metadata["strategy"] == "ddp"
     assert source.metadata["usage"]["1"][2] == [2, 3_318_537, 3_155_375]

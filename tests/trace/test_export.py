@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UsageError
-from syncline.trace import LANES, Span, split_waits
+from syncline.trace import LANES, Span, Trace
 from syncline.trace.formats.chrome_events import micros
-from syncline.trace.formats.chrome_read import reread
+from syncline.trace.formats.chrome_read import read_chrome_trace
 from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
-from syncline.trace.formats.counters import counters
 from syncline.trace.formats.horovod_write import horovod_trace, operation
-from syncline.trace.formats.releases import releases
 
 NAMES = st.sampled_from(["all-reduce", "ring", "blocked", "encode", "broadcast", 'a "b" \\ c'])
 UNITS = st.sampled_from(["", "conv1", "conv1[0]", "gewicht ü"])
@@ -39,25 +37,25 @@ def test_times_come_back_to_the_nanosecond(time):
 
 @given(ANY_SPANS)
 def test_any_spans_export_to_tracks_on_which_they_nest(spans):
-    tracks = check(chrome_trace(split_waits(spans)))
+    tracks = check(chrome_trace(Trace.of(spans)))
     assert sum(map(len, tracks.values())) >= len(spans)
 
 
 @given(ANY_SPANS)
 def test_any_spans_export_in_horovods_style(spans):
-    tracks = check(horovod_trace(split_waits(spans)))
+    tracks = check(horovod_trace(Trace.of(spans)))
     assert not any(slice[2] in ("forward", "blocked") for slices in tracks.values() for slice in slices)
 
 
 def test_more_than_a_hundred_at_once_keep_tracks_of_their_own():
     spans = [Span(0, lane, "x", str(i), 0, i, 1000 + i) for i in range(150) for lane in ("encode", "exchange")]
-    assert len(check(chrome_trace(spans))) == 300
+    assert len(check(chrome_trace(Trace.of(spans, split=False)))) == 300
 
 
 def test_spans_one_after_the_other_share_a_track_of_their_lane():
     spans = [Span(0, "forward", "f", "", i, 10 * i, 10 * i + 10) for i in range(5)]
     spans += [Span(0, "exchange", "e", "", 0, 0, 30), Span(0, "exchange", "e", "b", 0, 10, 20)]
-    trace = chrome_trace(spans)
+    trace = chrome_trace(Trace.of(spans, split=False))
     assert sorted(map(len, check(trace).values())) == [1, 1, 5]
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
     assert names == ["forward", "exchange", "exchange 2"]
@@ -71,7 +69,7 @@ STRAGGLER = [
 
 
 def test_arrows_go_from_the_rank_that_came_last_to_those_that_waited():
-    trace = chrome_trace(split_waits(STRAGGLER))
+    trace = chrome_trace(Trace.of(STRAGGLER))
     check(trace)
     arrows = [(e["ph"], e["pid"], ns(e["ts"])) for e in trace["traceEvents"] if e["ph"] in "sf"]
     assert sorted(arrows) == [("f", 0, 40), ("f", 2, 40), ("s", 1, 40), ("s", 1, 40)]
@@ -79,21 +77,21 @@ def test_arrows_go_from_the_rank_that_came_last_to_those_that_waited():
 
 def test_nobody_waited_no_arrow():
     together = [Span(rank, "exchange", "all-reduce", "w", 0, 10, 90) for rank in range(3)]
-    assert list(releases(split_waits(together))) == []
+    assert not [event for event in chrome_trace(Trace.of(together))["traceEvents"] if event["ph"] in "sf"]
 
 
 def test_counters_say_what_is_on_the_way():
     spans = [Span(0, "exchange", "e", "a", 0, 0, 2000, 1000), Span(0, "exchange", "e", "b", 0, 1000, 3000, 500)]
-    told = list(counters(spans))
-    assert [c.value["bytes"] for c in told if c.name == "in flight"] == [1000, 1500, 500, 0]
+    told = [event for event in chrome_trace(Trace.of(spans))["traceEvents"] if event["ph"] == "C"]
+    assert [event["args"]["bytes"] for event in told if event["name"] == "in flight"] == [1000, 1500, 500, 0]
     # 1000 bytes in 2 microseconds are 4 Gbit/s.
-    assert [c.value["Mbit/s"] for c in told if c.name == "sending"] == [4000, 6000, 2000, 0]
+    assert [event["args"]["Mbit/s"] for event in told if event["name"] == "sending"] == [4000, 6000, 2000, 0]
 
 
 def test_a_trace_comes_back_as_the_spans_it_was_written_from(tmp_path):
-    spans = [*split_waits(STRAGGLER), Span(1, "step", "step", "", 3, 10**15 + 1, 10**15 + 7)]
-    write_chrome_trace(spans, tmp_path / "t.json.gz", metadata={"backend": "gloo"})
-    again = reread(tmp_path / "t.json.gz")
+    spans = [*Trace.of(STRAGGLER).spans, Span(1, "step", "step", "", 3, 10**15 + 1, 10**15 + 7)]
+    write_chrome_trace(Trace.of(spans, metadata={"backend": "gloo"}, split=False), tmp_path / "t.json.gz")
+    again = read_chrome_trace(tmp_path / "t.json.gz")
     assert sorted(again.spans, key=repr) == sorted(spans, key=repr)
     assert (again.metadata["backend"], again.notes) == ("gloo", ())
 
@@ -101,9 +99,9 @@ def test_a_trace_comes_back_as_the_spans_it_was_written_from(tmp_path):
 def test_a_truncated_trace_gives_what_it_holds(tmp_path):
     spans = [Span(0, "forward", "f", "", i, 10 * i, 10 * i + 5) for i in range(500)]
     path = tmp_path / "t.json"
-    write_chrome_trace(spans, path)
+    write_chrome_trace(Trace.of(spans, split=False), path)
     path.write_bytes(path.read_bytes()[:-5000])
-    again = reread(path)
+    again = read_chrome_trace(path)
     assert again.spans == spans[: len(again.spans)]
     assert 400 < len(again.spans) < 500
     assert "t.json ends after" in again.notes[0]
@@ -113,7 +111,7 @@ def test_a_truncated_trace_gives_what_it_holds(tmp_path):
 def test_a_trace_of_something_else_is_refused(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(UsageError, match="no spans of Syncline's"):
-        reread(tmp_path / "t.json")
+        read_chrome_trace(tmp_path / "t.json")
 
 
 EVENT = st.dictionaries(
@@ -135,7 +133,7 @@ def test_no_event_makes_rereading_crash(tmp_path_factory, events):
         "args": {"unit": "", "step": 0, "bytes": 0},
     }
     path.write_text(json.dumps([*events, ours]))
-    check(chrome_trace(reread(path).spans))
+    check(chrome_trace(read_chrome_trace(path)))
 
 
 COURSE = [
@@ -150,7 +148,7 @@ COURSE = [
 
 
 def test_a_row_of_horovods_timeline():
-    events = horovod_trace(split_waits(COURSE), backend="nccl")
+    events = horovod_trace(Trace.of(COURSE), backend="nccl")
     tracks = check(events)
     (waiting, late) = [sorted(slices, key=lambda s: (s[0], -s[1])) for slices in tracks.values()]
     assert waiting == [
@@ -166,7 +164,7 @@ def test_a_row_of_horovods_timeline():
 
 def test_operations_far_apart_in_a_step_are_two():
     twice = [Span(0, "exchange", "all-reduce", "b", 0, 0, 10), Span(0, "exchange", "all-reduce", "b", 0, 50, 60)]
-    ((*slices,),) = check(horovod_trace(twice)).values()
+    ((*slices,),) = check(horovod_trace(Trace.of(twice, split=False))).values()
     assert sorted(s[:2] for s in slices if s[2] == "ALLREDUCE") == [(0, 10), (50, 60)]
 
 
@@ -178,6 +176,8 @@ def test_names_of_operations():
 
 def test_the_same_spans_give_the_same_file(tmp_path):
     for name in ("a.json.gz", "b.json.gz"):
-        write_chrome_trace(STRAGGLER, tmp_path / name)
+        write_chrome_trace(Trace.of(STRAGGLER, split=False), tmp_path / name)
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
-    assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes())) == chrome_trace(STRAGGLER)
+    assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes())) == chrome_trace(
+        Trace.of(STRAGGLER, split=False)
+    )

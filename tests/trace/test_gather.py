@@ -6,7 +6,7 @@ import time
 from torch.distributed import HashStore
 
 from syncline.trace import Span
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.merge.merge import Part
 from syncline.trace.record import gather
 from syncline.trace.record.gather import RankRecording, receive, send
@@ -43,6 +43,6 @@ def test_the_trace_is_written_if_clocks_cannot_be_measured(tmp_path, monkeypatch
     receive(recording_of(0), store, path, world=2, timeout_s=30, metadata={})
     other.join(30)
     assert written_by_other[0].path is None
-    source = find(path)
+    source = load(path)
     assert any("the clocks of the hosts could not be measured (timed out)" in note for note in source.notes)
     assert {s.rank for s in source.spans} == {0, 1}

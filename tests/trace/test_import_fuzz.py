@@ -15,11 +15,11 @@ from trace_files import GLOO, HOROVOD
 from syncline.errors import UsageError
 from syncline.report.panels import panel
 from syncline.sim.replay.what_if import Replay
-from syncline.trace import Limits, Span, load, overlap, partition, split_waits
+from syncline.trace import Limits, Span, Trace, overlap, partition
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.chrome_write import chrome_trace
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import import_files, load
 from syncline.trace.merge.merge import Part
 from syncline.trace.merge.metadata import checked_metadata
 from syncline.trace.merge.rank_file import merge_folder, write_rank_file
@@ -39,7 +39,7 @@ def _small_kineto():
 
 def _ours():
     spans = [Span(i % 2, lane, lane, "u", i, i * 100, i * 100 + 90) for i, lane in enumerate(["step", "exchange"] * 5)]
-    return str(chrome_trace(spans)).replace("'", '"').encode()
+    return str(chrome_trace(Trace.of(spans, split=False))).replace("'", '"').encode()
 
 
 SAMPLES = {"torch.profiler": _small_kineto(), "horovod": HOROVOD.read_bytes(), "syncline": _ours()}
@@ -52,20 +52,22 @@ TOLD = {
     "hosts": {"0": "h", "1": "h"}, "recorder": {"dropped": 0, "every": 1, "overhead_ns_per_step": 9.5},
 }  # fmt: skip
 SPANS = diff_traces.trace(steps=12)
-WHOLE = json.dumps(chrome_trace(SPANS, metadata=TOLD)).encode()
+WHOLE = json.dumps(chrome_trace(Trace.of(SPANS, metadata=TOLD, split=False))).encode()
 
 
 def told(path):
     """Everything that the commands make of a trace of ours; numbers in it are such that JSON has."""
-    source = find(path)
-    found = analyze(source.spans, metadata=source.metadata, notes=source.notes).as_json("x")
+    source = load(path)
+    found = analyze(source).as_json("x")
     made = panel(source, label="x")
-    mine = side(source.spans, metadata=source.metadata)
-    between = [diff(*two) for two in ((mine, side(SPANS)), (side(SPANS), mine))]
+    mine = side(source)
+    between = [
+        diff(*two) for two in ((mine, side(Trace.of(SPANS, split=False))), (side(Trace.of(SPANS, split=False)), mine))
+    ]
     json.dumps([found, made.data, [(bar.ms, bar.width) for bar in made.bars]], allow_nan=False)
     assert [one.sentence for one in between]
     json.dumps([one.as_json() for one in between], allow_nan=False)
-    replay = Replay(source.spans, first=1)
+    replay = Replay(source, first=1)
     json.dumps([replay.error, [replay.ask(what).steps.median for what in ("2x", "no-straggler")]], allow_nan=False)
     return found
 
@@ -76,7 +78,7 @@ def check(path, data):
     begin = time.process_time()
     ranks, message = {}, ""
     try:
-        ranks = load(path, limits=Limits(bytes=5_000_000)).spans
+        ranks = import_files(path, limits=Limits(bytes=5_000_000)).spans
     except UsageError as error:
         message = str(error)
     assert "\n" not in message
@@ -84,7 +86,7 @@ def check(path, data):
         lengths = {s.step: s.end - s.start for s in spans if s.lane == "step"}
         assert {step: sum(phases.values()) for step, phases in partition(spans).items()} == lengths
         assert overlap(spans) is None or 0 <= overlap(spans) <= 1
-    split_waits([span for spans in ranks.values() for span in spans])
+    Trace.of([span for spans in ranks.values() for span in spans])
     assert time.process_time() - begin < 1
 
 
@@ -112,7 +114,7 @@ def damaged(draw, kind):
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_samples_are_sound(tmp_path, kind):
     (tmp_path / "t.json").write_bytes(SAMPLES[kind])
-    assert load(tmp_path / "t.json").kind == kind
+    assert import_files(tmp_path / "t.json").kind == kind
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -178,7 +180,7 @@ def test_no_number_in_a_trace_of_ours_stops_a_command(tmp_path_factory, places, 
     ],
 )
 def test_what_cannot_be_in_the_metadata_is_passed_over(tmp_path, wrong):
-    (tmp_path / "t.json").write_text(json.dumps(chrome_trace(SPANS, metadata={**TOLD, **wrong})))
+    (tmp_path / "t.json").write_text(json.dumps(chrome_trace(Trace.of(SPANS, metadata={**TOLD, **wrong}, split=False))))
     found = told(tmp_path / "t.json")
     assert found["world_size"] == 2
     assert found["step_ms"]["median"] == pytest.approx(20, abs=2)
@@ -195,12 +197,12 @@ def test_sound_metadata_stays_as_it_is():
     ids=["huge", "negative", "far", "long ago"],
 )
 def test_spans_with_numbers_that_cannot_be_are_left_out(tmp_path, field, value):
-    content = chrome_trace(SPANS, metadata=TOLD)
+    content = chrome_trace(Trace.of(SPANS, metadata=TOLD, split=False))
     odd = [event for event in content["traceEvents"] if event.get("cat") == "exchange" and event["args"]["step"] == 5]
     for event in odd:
         event["args"][field] = value
     (tmp_path / "t.json").write_text(json.dumps(content))
-    assert len(find(tmp_path / "t.json").spans) == len(SPANS) - len(odd)
+    assert len(load(tmp_path / "t.json").spans) == len(SPANS) - len(odd)
     told(tmp_path / "t.json")
 
 
@@ -216,8 +218,8 @@ def test_a_row_of_a_rank_file_with_such_a_number_ends_it(tmp_path, odd):
 def test_steps_of_no_length_are_a_usage_error_or_unknown():
     still = [Span(s.rank, s.lane, s.name, s.unit, s.step, s.step, s.step, s.bytes) for s in SPANS]
     with pytest.raises(UsageError, match="take no time"):
-        Replay(still, first=1)
-    found = diff(side(still), side(SPANS))
+        Replay(Trace.of(still, split=False), first=1)
+    found = diff(side(Trace.of(still, split=False)), side(Trace.of(SPANS, split=False)))
     assert (found.kind, found.exit_code) == ("unknown", 2)
     assert "steps of A take no time" in found.as_json()["verdict"]["sentence"]
-    assert diff(side(SPANS), side(still)).kind == "faster"
+    assert diff(side(Trace.of(SPANS, split=False)), side(Trace.of(still, split=False))).kind == "faster"

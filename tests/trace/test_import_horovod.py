@@ -6,8 +6,9 @@ import make_fixtures
 import pytest
 from trace_files import HOROVOD
 
-from syncline.trace import Span, load, overlap, partition, split_waits
+from syncline.trace import Span, Trace, overlap, partition
 from syncline.trace.formats.horovod_write import horovod_trace
+from syncline.trace.formats.load import import_files
 
 
 def test_the_fixture_is_what_its_script_writes():
@@ -15,7 +16,7 @@ def test_the_fixture_is_what_its_script_writes():
 
 
 def test_phases_become_lanes_with_the_tensor_as_unit():
-    found = load(HOROVOD)
+    found = import_files(HOROVOD)
     assert (found.kind, found.ranks) == ("horovod", (0, 1))
     first = [s for s in found.spans[0] if s.unit == "allreduce.fc1.weight" and s.step == 0]
     assert [(s.lane, s.name, s.end - s.start, s.bytes) for s in first] == [
@@ -37,7 +38,7 @@ def test_phases_become_lanes_with_the_tensor_as_unit():
 
 
 def test_ticks_say_which_rank_was_late():
-    found = load(HOROVOD)
+    found = import_files(HOROVOD)
     waited = {
         rank: sum(s.end - s.start for s in found.spans[rank] if s.unit == "allreduce.fc1.bias" and "NEGO" in s.name)
         for rank in found.ranks
@@ -46,7 +47,7 @@ def test_ticks_say_which_rank_was_late():
 
 
 def test_the_partition_sums_and_overlap_is_unknown_without_compute():
-    found = load(HOROVOD)
+    found = import_files(HOROVOD)
     whole = partition(found.spans[0])
     assert [sum(phases.values()) for phases in whole.values()] == [8_000_000] * 3 + [1_630_000]
     # Transfers of fc1.bias and fc2.weight overlap from 310 to 430 of 130..430 and 310..610, fc1.weight is by itself.
@@ -63,15 +64,15 @@ def _copies():
 def test_an_unterminated_array_is_normal(tmp_path, end):
     text = HOROVOD.read_text()
     (tmp_path / "t.json").write_text(text.removesuffix("]") + end)
-    found = load(tmp_path / "t.json")
-    assert found.spans == load(HOROVOD).spans
+    found = import_files(tmp_path / "t.json")
+    assert found.spans == import_files(HOROVOD).spans
 
 
 def test_a_run_killed_in_a_step_keeps_what_was_finished(tmp_path):
     text = HOROVOD.read_text()
     cut = text[: text.rindex('"name": "NCCL_ALLREDUCE"')]
     (tmp_path / "t.json").write_text(cut)
-    found = load(tmp_path / "t.json")
+    found = import_files(tmp_path / "t.json")
     assert [s.step for s in found.spans[0] if s.lane == "step"] == [0, 1, 2, 3]
     assert any("phases were still open" in note for note in found.notes)
 
@@ -83,7 +84,7 @@ def test_a_tensor_of_its_own_pace_goes_by_time(tmp_path):
             at = 1000 * step + 100 * pid
             events += [{"ph": "B", "name": name, "pid": pid, "ts": at}, {"ph": "E", "pid": pid, "ts": at + 50}]
     (tmp_path / "t.json").write_text(json.dumps(events))
-    spans = load(tmp_path / "t.json").spans[0]
+    spans = import_files(tmp_path / "t.json").spans[0]
     assert [(s.lane, s.name, s.step) for s in spans if s.unit == "2"] == [("exchange", "all-reduce", 4)]
     assert [s.step for s in spans if s.lane == "exchange" and s.unit == "1"] == list(range(6))
 
@@ -95,9 +96,9 @@ def test_our_export_in_horovods_style_comes_back(tmp_path):
         for rank, joined in ((0, 100), (1, 300)):
             spans.append(Span(rank, "step", "step", "", step, at, at + 1000))
             spans.append(Span(rank, "exchange", "all-reduce", "fc", step, at + joined, at + 500, 64))
-    cut = split_waits(spans)
-    (tmp_path / "t.json").write_text(json.dumps(horovod_trace(cut)))
-    found = load(tmp_path / "t.json")
+    cut = Trace.of(spans).spans
+    (tmp_path / "t.json").write_text(json.dumps(horovod_trace(Trace.of(cut, split=False))))
+    found = import_files(tmp_path / "t.json")
     for rank in (0, 1):
         wanted = [s for s in cut if s.rank == rank and s.lane != "step"]
         got = [s for s in found.spans[rank] if s.lane != "step"]

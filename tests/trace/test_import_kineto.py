@@ -10,8 +10,9 @@ import pytest
 from trace_files import GLOO, NCCL, device_work, hidden_share, host, kernel, kineto, lanes, launch, raw
 
 from syncline.errors import UsageError
-from syncline.trace import Span, load, overlap, partition, split_waits
+from syncline.trace import Span, Trace, overlap, partition
 from syncline.trace.formats.chrome_write import write_chrome_trace
+from syncline.trace.formats.load import import_files
 
 COMPUTE = ("forward", "backward", "update")
 
@@ -19,7 +20,7 @@ COMPUTE = ("forward", "backward", "update")
 def test_a_real_gloo_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
     for path in GLOO:
         shutil.copy(path, tmp_path)
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     assert (found.kind, found.ranks) == ("torch.profiler", (0, 1))
     assert found.notes == ("rank 1 ran on rank 0's host vm: clocks were taken as they are",)
     weights = [4 * (512 * 512 + 512) for _ in range(3)]
@@ -42,7 +43,7 @@ def test_a_real_gloo_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
 
 @pytest.mark.parametrize("path", GLOO, ids=["rank 0", "rank 1"])
 def test_overlap_of_a_real_run_is_what_intervals_say(path):
-    spans = next(iter(load(path).spans.values()))
+    spans = next(iter(import_files(path).spans.values()))
     found = overlap(spans)
     assert found == pytest.approx(_by_breakpoints(spans), abs=1e-12)
     # From the file itself, microsecond by microsecond, without the Python between two ops.
@@ -53,7 +54,7 @@ def test_overlap_of_a_real_run_is_what_intervals_say(path):
 def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
     for path in NCCL:
         shutil.copy(path, tmp_path)
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     assert (found.kind, found.ranks, found.aligned) == ("torch.profiler", (0, 1), True)
     # Torch 2.11 names no host, so that the ranks' clocks are compared, though they ran on one machine.
     (note,) = found.notes
@@ -75,7 +76,7 @@ def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_overlap_of_a_real_nccl_run_is_that_of_its_kernels(rank):
-    found = overlap(load(NCCL[rank]).spans[rank])
+    found = overlap(import_files(NCCL[rank]).spans[rank])
     transfers, work = device_work(NCCL[rank])
     assert len(transfers) == 11
     assert found == pytest.approx(hidden_share(transfers, work), rel=0.001)
@@ -115,15 +116,15 @@ def test_a_truncated_or_missing_rank_is_reported_and_the_rest_loaded(tmp_path):
     shutil.copy(GLOO[0], tmp_path)
     (tmp_path / "gloo-rank1.json.gz").write_bytes(GLOO[1].read_bytes()[:9000])
     (tmp_path / "results.json").write_text('{"runs": []}')
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     assert found.ranks == (0,)
     told = "\n".join(found.notes)
     assert "gloo-rank1.json.gz ends after" in told
-    assert "compressed data end early" in told
-    assert "results.json is no trace of torch.profiler, horovod, syncline" in told
+    assert "compressed data ends early" in told
+    assert "results.json is not a trace of torch.profiler, horovod, syncline" in told
     assert "of 2 ranks, 1 have no trace here: 1" in told
     with pytest.raises(UsageError, match="export it again"):
-        load(tmp_path / "gloo-rank1.json.gz")
+        import_files(tmp_path / "gloo-rank1.json.gz")
 
 
 def test_ranks_of_two_hosts_are_set_to_one_clock_by_their_collectives(tmp_path):
@@ -131,12 +132,12 @@ def test_ranks_of_two_hosts_are_set_to_one_clock_by_their_collectives(tmp_path):
     trace["host_name"], trace["baseTimeNanoseconds"] = "another", trace["baseTimeNanoseconds"] + 5_000_000_000
     (tmp_path / "rank1.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
     shutil.copy(GLOO[0], tmp_path / "rank0.json.gz")
-    found, true = load(tmp_path), load(GLOO)
+    found, true = import_files(tmp_path), import_files(GLOO)
     assert [note[:34] for note in found.notes] == ["rank 1's clock was set back by 500"]
     shift = found.spans[1][0].start - true.spans[1][0].start
     assert abs(shift) < 2_000_000
     assert {s.start - t.start for s, t in zip(found.spans[1], true.spans[1], strict=True)} == {shift}
-    assert any(s.lane == "wait" for s in split_waits([*found.spans[0], *found.spans[1]]))
+    assert any(s.lane == "wait" for s in Trace.of([*found.spans[0], *found.spans[1]]).spans)
 
 
 def test_collectives_that_start_in_another_order_are_matched_by_size(tmp_path):
@@ -146,7 +147,7 @@ def test_collectives_that_start_in_another_order_are_matched_by_size(tmp_path):
             shape = {"Input Dims": [[size]], "Input type": ["float"]}
             events.append(host("gloo:all_reduce", 10 + i, 50, cat="user_annotation", tid=8 + i, **shape))
         kineto(tmp_path / f"r{rank}.json", events, rank=rank, world=2)
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     units = [{s.bytes: s.unit for s in found.spans[rank] if s.lane == "exchange"} for rank in (0, 1)]
     assert units[0] == units[1] == {16: "collective 0", 32: "collective 1"}
 
@@ -166,7 +167,7 @@ def test_kernels_take_the_lane_of_their_launch_and_nccl_kernels_are_exchanges(tm
         kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 400, 800, 5, **note),
         kernel("sgd", 800, 900, 6),
     ]  # fmt: skip
-    found = load(kineto(tmp_path / "t.json", events, rank=3, world=4))
+    found = import_files(kineto(tmp_path / "t.json", events, rank=3, world=4))
     assert lanes(found.spans[3]) == [
         ("step", 0, 1000), ("data", 1, 20), ("data", 25, 40), ("forward", 60, 200), ("backward", 200, 500),
         ("exchange", 400, 800), ("update", 800, 900),
@@ -188,7 +189,7 @@ def test_ops_outside_any_range_go_by_what_is_around_them(tmp_path):
             host("aten::norm", at + 6_000, at + 6_100), host("Optimizer.step#A.step", at + 7_000, at + 8_000),
         ]  # fmt: skip
 
-    found = load(kineto(tmp_path / "t.json", step(0) + step(10_000)))
+    found = import_files(kineto(tmp_path / "t.json", step(0) + step(10_000)))
     one = [
         ("step", 0, 9000), ("forward", 1, 100), ("forward", 2000, 2100), ("backward", 3000, 3500),
     ]  # fmt: skip
@@ -197,11 +198,11 @@ def test_ops_outside_any_range_go_by_what_is_around_them(tmp_path):
         *one, ("backward", 3600, 4000), ("backward", 5000, 5200), ("update", 6000, 6100), ("update", 7000, 8000),
     ]  # fmt: skip
     assert [s.step for s in found.spans[0]] == [0] * 9 + [1] * 9
-    assert "the calls only" in found.notes[0], "no range of a backend says how long the transfer took"
+    assert "only the calls" in found.notes[0], "no range of a backend says how long the transfer took"
 
 
 def test_a_trace_without_steps_is_one_step_and_says_so(tmp_path):
-    found = load(kineto(tmp_path / "t.json", [host("aten::mm", 5, 9), host("Optimizer.step#S.step", 20, 30)]))
+    found = import_files(kineto(tmp_path / "t.json", [host("aten::mm", 5, 9), host("Optimizer.step#S.step", 20, 30)]))
     assert lanes(found.spans[0]) == [("step", 0, 25), ("forward", 0, 4), ("update", 15, 25)]
     assert any("no ProfilerStep ranges" in note for note in found.notes)
     assert any("no collectives" in note for note in found.notes)
@@ -212,7 +213,7 @@ def test_files_without_a_rank_are_told_apart_by_name_or_process(tmp_path):
         pid = int(re.search(r"\d+", name)[0])
         events = [{**host("ProfilerStep#0", 0, 9, cat="user_annotation"), "pid": pid}]
         (tmp_path / name).write_text(json.dumps({"schemaVersion": 1, "traceEvents": [*events, host("aten::mm", 1, 5)]}))
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     assert found.ranks == (0, 1, 5)
     assert "host_9.2.pt.trace.json does not say its rank: taken as 0, by the order of processes" in found.notes
 
@@ -224,27 +225,27 @@ def test_several_files_of_a_rank_are_joined_unless_they_repeat_steps(tmp_path):
             host("x", step * 10, step * 10 + 5),
         ]
         kineto(tmp_path / name, events)
-    found = load(tmp_path)
+    found = import_files(tmp_path)
     assert [s.step for s in found.spans[0] if s.lane == "step"] == [0, 1]
     assert any("c.json has steps of rank 0 that a.json has too" in note for note in found.notes)
 
 
 def test_our_own_trace_comes_back(tmp_path):
     spans = [Span(r, lane, lane, "fc", 2, i * 10, i * 10 + 5, 7) for r in (0, 1) for i, lane in enumerate(COMPUTE)]
-    write_chrome_trace(spans, tmp_path / "trace.json.gz")
-    found = load(tmp_path / "trace.json.gz")
+    write_chrome_trace(Trace.of(spans, split=False), tmp_path / "trace.json.gz")
+    found = import_files(tmp_path / "trace.json.gz")
     assert (found.kind, found.spans) == ("syncline", {r: [s for s in spans if s.rank == r] for r in (0, 1)})
 
 
 def test_what_cannot_be_loaded_gives_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="no file"):
-        load(tmp_path / "nothing.json")
+    with pytest.raises(UsageError, match="not a file"):
+        import_files(tmp_path / "nothing.json")
     with pytest.raises(UsageError, match=r"no \.json"):
-        load(tmp_path)
+        import_files(tmp_path)
     with pytest.raises(UsageError, match="no trace was given"):
-        load([])
+        import_files([])
     (tmp_path / "a.json").write_text("[]")
     with pytest.raises(UsageError, match="none of its events is known"):
-        load(tmp_path)
-    with pytest.raises(UsageError, match="two kinds"):
-        load([GLOO[0], GLOO[0].parent / "horovod-timeline.json"])
+        import_files(tmp_path)
+    with pytest.raises(UsageError, match="two formats"):
+        import_files([GLOO[0], GLOO[0].parent / "horovod-timeline.json"])

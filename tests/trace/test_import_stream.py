@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from trace_files import host
 
 from syncline.errors import UsageError
-from syncline.trace import Limits, load
+from syncline.trace import Limits
 from syncline.trace.formats import json_stream as jsonstream
+from syncline.trace.formats.load import import_files
 from syncline.trace.formats.trace_file import TraceFile
 
 VALUES = st.recursive(
@@ -59,21 +60,21 @@ def test_a_file_that_stops_early_gives_the_events_before(tmp_path_factory, size,
     ("content", "limits", "message"),
     [
         ("", Limits(), "is empty"),
-        ("hello", Limits(), "is no trace: it starts with 'h'"),
-        ('{"traceEvents": [{"a": 1}, oops]}', Limits(), "no valid JSON near byte 27"),
-        ('{"traceEvents" [1]}', Limits(), "no valid JSON"),
+        ("hello", Limits(), "is not a trace: it starts with 'h'"),
+        ('{"traceEvents": [{"a": 1}, oops]}', Limits(), "not valid JSON near byte 27"),
+        ('{"traceEvents" [1]}', Limits(), "not valid JSON"),
         ("[" * 100_000, Limits(), "nests deeper than 32"),
         ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", Limits(), "nests deeper than 32"),
         ('[{"a": "' + "x" * 300_000 + '"}]', Limits(), "more than 262144 characters"),
         ("[" + '{"ph": "M"},' * 50 + "]", Limits(events=20), "more than 20 events: .* Limits.events"),
         (" " * 100_000, Limits(bytes=50_000), "more than 50000 bytes: .* Limits.bytes"),
-        ('[{"pid": 1' + "0" * 5000 + "}]", Limits(), "no valid JSON"),
+        ('[{"pid": 1' + "0" * 5000 + "}]", Limits(), "not valid JSON"),
     ],
 )
 def test_what_is_broken_or_hostile_gives_one_line(tmp_path, content, limits, message):
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
-        load(tmp_path / "t.json", limits=limits)
+        import_files(tmp_path / "t.json", limits=limits)
     assert "\n" not in str(caught.value)
 
 
@@ -81,7 +82,7 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(b"[" + b" " * 50_000_000))
     tracemalloc.start()
     with pytest.raises(UsageError, match="more than 20000000 bytes"):
-        load(tmp_path / "t.json.gz", limits=Limits(bytes=20_000_000))
+        import_files(tmp_path / "t.json.gz", limits=Limits(bytes=20_000_000))
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
 
@@ -98,7 +99,7 @@ def test_a_large_trace_costs_a_window(tmp_path):
             file.write(json.dumps(nested)[1:-1] + ",")
         file.write("]}")
     tracemalloc.start()
-    found = load(path)
+    found = import_files(path)
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [len([s for s in found.spans[0] if s.lane == lane]) for lane in ("step", "backward")] == [50, 50]
@@ -109,4 +110,4 @@ def test_too_many_spans_are_refused(tmp_path):
     events = [host("aten::mm", i * 10, i * 10 + 5) for i in range(200)]
     (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     with pytest.raises(UsageError, match=r"more than 100 spans: .*Limits.spans"):
-        load(tmp_path / "t.json", limits=Limits(spans=100))
+        import_files(tmp_path / "t.json", limits=Limits(spans=100))

@@ -14,7 +14,7 @@ from injected_ranks import Job, analysis, without_delays
 
 from syncline.cluster.capabilities import capabilities
 from syncline.trace.analysis.analysis import analyze
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.train.config import Config
 from syncline.train.session.session import run_session
 
@@ -63,7 +63,7 @@ def test_a_rank_that_sleeps_in_forward_is_the_straggler():
         quick, _ = analysis(without_delays(job), 3)
         assert fired == [0, job.steps, 0], "the fault is there"
         assert first(slow).kind == "straggler"
-        assert "Rank 1 comes late, held up in forward" in first(slow).sentence
+        assert "Rank 1 is late, delayed in forward" in first(slow).sentence
         assert (slow.late[0].rank, slow.late[0].doing) == (1, "forward")
         for rank in (0, 2):
             assert typical(slow, rank, "wait") > 80, "the innocent wait"
@@ -151,8 +151,8 @@ def test_a_link_of_100_mbit_is_bandwidth_bound(tmp_path: Path):
                 "compare.strategies": ["ddp"],
             }
         )
-        source = find(run_session(config, out=tmp_path / bandwidth, watcher=Silent())[0])
-        return analyze(source.spans, metadata=source.metadata, notes=source.notes)
+        source = load(run_session(config, out=tmp_path / bandwidth, watcher=Silent())[0])
+        return analyze(source)
 
     def measure():
         slow, quick = trained("100Mbit"), trained("5Gbit")

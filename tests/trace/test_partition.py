@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.trace import LANES, PHASES, Span, partition, shares, split_waits
+from syncline.trace import LANES, PHASES, Span, Trace, partition, shares
 
 
 def span(lane, start, end, *, rank=0, name="x", unit="", step=0):
@@ -23,7 +23,7 @@ def test_compute_hides_an_exchange_and_the_rest_is_exposed():
 def test_exchange_before_the_last_rank_has_joined_is_a_wait():
     early = [span("step", 0, 100), span("exchange", 10, 60)]
     late = [span("step", 0, 100, rank=1), span("forward", 0, 50, rank=1), span("exchange", 50, 60, rank=1)]
-    cut = split_waits(early + late)
+    cut = Trace.of(early + late).spans
     mine = partition([s for s in cut if s.rank == 0])[0]
     assert (mine["wait"], mine["exposed_exchange"]) == (40, 10)
     theirs = partition([s for s in cut if s.rank == 1])[0]
@@ -33,7 +33,7 @@ def test_exchange_before_the_last_rank_has_joined_is_a_wait():
 def test_a_transfer_of_one_unit_wins_over_the_wait_for_another():
     spans = [span("step", 0, 10), span("exchange", 0, 10, unit="a"), span("exchange", 0, 10, unit="b")]
     spans += [span("exchange", 8, 10, unit="b", rank=1)]
-    mine = partition([s for s in split_waits(spans) if s.rank == 0])[0]
+    mine = partition([s for s in Trace.of(spans).spans if s.rank == 0])[0]
     assert (mine["wait"], mine["exposed_exchange"]) == (0, 10)
 
 
@@ -41,12 +41,12 @@ def test_repeated_exchanges_of_a_step_are_matched_in_order():
     spans = []
     for rank in (0, 1):
         spans += [span("exchange", 0, 10, rank=rank, unit="b"), span("exchange", 50, 60, rank=rank, unit="b")]
-    assert split_waits(spans) == spans, "both phases of a step have a bucket 0; neither waits for the other"
+    assert Trace.of(spans).spans == spans, "both phases of a step have a bucket 0; neither waits for the other"
 
 
 def test_a_rank_that_joined_after_the_end_was_not_waited_for():
     spans = [span("exchange", 0, 10), span("exchange", 20, 30, rank=1), span("exchange", 4, 10, rank=2)]
-    cut = split_waits(spans)
+    cut = Trace.of(spans).spans
     assert [(s.lane, s.start, s.end) for s in cut if s.rank == 0] == [("wait", 0, 4), ("exchange", 4, 10)]
 
 

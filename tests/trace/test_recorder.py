@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 import syncline
-from syncline.trace import Recorder, Span
+from syncline.trace import Recorder, Span, Trace
 from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
 from syncline.trace.record.cpu_time import MAX_STEPS
 from syncline.trace.record.cuda_clock import CudaClock
@@ -85,7 +85,7 @@ def test_chrome_trace_never_overlaps_on_a_track(tmp_path):
     spans = [
         Span(0, "exchange", "e", str(i), 0, start, end) for i, (start, end) in enumerate([(0, 50), (10, 30), (40, 60)])
     ]
-    trace = chrome_trace(spans)
+    trace = chrome_trace(Trace.of(spans, split=False))
     events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     by_track = {}
     for event in events:
@@ -93,7 +93,7 @@ def test_chrome_trace_never_overlaps_on_a_track(tmp_path):
     assert len(by_track) == 2
     for intervals in by_track.values():
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(intervals))
-    write_chrome_trace(spans, tmp_path / "t.json.gz")
+    write_chrome_trace(Trace.of(spans, split=False), tmp_path / "t.json.gz")
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())) == trace
 
 

@@ -20,7 +20,7 @@ from recording_ranks import (
 
 from ranks import run_ranks
 from syncline.trace import partition
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 
 
 def spans_of(source, rank, lane, step=None):
@@ -33,7 +33,7 @@ def spans_of(source, rank, lane, step=None):
 def test_results_are_bit_identical_and_no_hook_is_left(tmp_path, kind, world, view):
     assert run_ranks(with_and_without, world, kind, str(tmp_path), view) == [(True, True)] * world
     for number in (0, 1):
-        source = find(tmp_path / str(number))
+        source = load(tmp_path / str(number))
         assert source.notes == ()
         told = source.metadata
         assert told["strategy"] == {"attach": "syncline"}.get(kind, "ddp")
@@ -58,7 +58,7 @@ def test_results_are_bit_identical_and_no_hook_is_left(tmp_path, kind, world, vi
 
 def test_steps_cover_all_time_and_a_late_rank_is_a_wait(tmp_path):
     walls = run_ranks(by_hand, 2, str(tmp_path))
-    source = find(tmp_path)
+    source = load(tmp_path)
     for rank in (0, 1):
         mine = [s for s in source.spans if s.rank == rank]
         brackets = sorted((s for s in mine if s.lane == "step"), key=lambda s: s.start)
@@ -79,7 +79,7 @@ def test_steps_cover_all_time_and_a_late_rank_is_a_wait(tmp_path):
 @pytest.mark.parametrize("kind", ["ddp", "attach"])
 def test_only_every_nth_step_is_recorded(tmp_path, kind):
     run_ranks(sampled, 2, kind, str(tmp_path))
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.metadata["recorder"]["every"] == 3
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 3, 6]
@@ -93,7 +93,7 @@ def test_only_every_nth_step_is_recorded(tmp_path, kind):
 def test_the_environment_variable_is_enough(tmp_path, kind, steps):
     left = run_ranks(by_environment, 2, kind, str(tmp_path / "t.json.gz"))
     assert left == [0, 0]
-    source = find(tmp_path / "t.json.gz")
+    source = load(tmp_path / "t.json.gz")
     assert source.notes == ()
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == steps
@@ -103,7 +103,7 @@ def test_the_environment_variable_is_enough(tmp_path, kind, steps):
 
 def test_after_a_crash_the_trace_is_still_written(tmp_path):
     assert run_ranks(crashing, 2, str(tmp_path), (0, 1)) == [("the batch is broken", True)] * 2
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.notes == tuple(f"rank {r} ended with an error: ValueError: the batch is broken" for r in (0, 1))
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 1, 2]
@@ -112,7 +112,7 @@ def test_after_a_crash_the_trace_is_still_written(tmp_path):
 def test_a_rank_that_crashes_alone_writes_its_own_file(tmp_path):
     with pytest.raises(RuntimeError, match="rank 1 failed"):
         run_ranks(crashing_alone, 2, str(tmp_path), timeout=20)
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert "rank0.spans.jsonl.gz is missing: rank 0 is left out" in source.notes
     assert [s.step for s in spans_of(source, 1, "step")] == [0, 1, 2]
 
@@ -120,7 +120,7 @@ def test_a_rank_that_crashes_alone_writes_its_own_file(tmp_path):
 def test_a_rank_that_does_not_arrive_is_left_out(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path / "zero"), 0)
     assert (zero, one) == (str(tmp_path / "zero" / "trace.json.gz"), None)
-    source = find(tmp_path / "zero")
+    source = load(tmp_path / "zero")
     assert "rank 1 did not arrive in time and is left out" in source.notes
     assert {s.rank for s in source.spans} == {0}
 
@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_arrive_is_left_out(tmp_path):
 def test_without_rank_0_a_rank_writes_its_own_file_which_can_be_merged(tmp_path):
     zero, one = run_ranks(alone, 2, str(tmp_path), 1)
     assert (zero, one) == (None, str(tmp_path / "rank1.spans.jsonl.gz"))
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.notes == ("rank0.spans.jsonl.gz is missing: rank 0 is left out",)
     assert [s.step for s in spans_of(source, 1, "step")] == [0, 1, 2]
 
@@ -136,7 +136,7 @@ def test_without_rank_0_a_rank_writes_its_own_file_which_can_be_merged(tmp_path)
 def test_accumulation_evaluation_and_several_calls_have_their_own_spans(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     run_ranks(several_passes, 2, str(tmp_path))
-    source = find(tmp_path)
+    source = load(tmp_path)
     for rank in (0, 1):
         forwards = [s.name for s in sorted(spans_of(source, rank, "forward", 1), key=lambda s: s.start)]
         # Calls of the inner model are not recorded: the recording was given the wrapper.

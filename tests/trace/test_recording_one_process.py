@@ -12,7 +12,7 @@ from torch import nn
 
 from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.merge.merge import Part
 from syncline.trace.merge.metadata import rank_metadata
 from syncline.trace.record.cpu_time import StepCpuTimes
@@ -57,7 +57,7 @@ def test_a_plain_loop_is_recorded_between_start_and_stop(tmp_path):
         assert stop() == tmp_path / f"{number}.json"
         assert stop() is None
         assert begun.stop() == tmp_path / f"{number}.json"
-    source = find(tmp_path / "2.json")
+    source = load(tmp_path / "2.json")
     assert source.metadata["strategy"] == "loop"
     assert source.metadata["world_size"] == 1
     assert sorted(lanes(source, 1)) == sorted(
@@ -80,13 +80,13 @@ def test_models_are_found_if_none_is_named(tmp_path):
     start(tmp_path / "a.json")
     train(model, optimizer, 4)
     stop()
-    source = find(tmp_path / "a.json")
+    source = load(tmp_path / "a.json")
     # The first step shows that this process trains, and the recording starts at its end.
     assert sorted({s.step for s in source.spans}) == [0, 1, 2]
     assert all(("forward", "forward") in lanes(source, step) for step in range(3))
     with recording(optimizer=optimizer, path=tmp_path / "b.json"):
         train(model, optimizer, 2)
-    source = find(tmp_path / "b.json")
+    source = load(tmp_path / "b.json")
     assert [lanes(source, step).count(("forward", "forward")) for step in (0, 1)] == [1, 1]
     assert not nn.modules.module._global_forward_hooks
 
@@ -104,7 +104,7 @@ def test_the_last_optimizer_ends_a_step(tmp_path):
             for _ in range(2):  # the critic twice
                 train(one, first, 1)
             train(two, second, 1)
-    source = find(tmp_path / "t.json")
+    source = load(tmp_path / "t.json")
     assert sorted({s.step for s in source.spans}) == [0, 1, 2]
     assert [name for lane, name in lanes(source, 1) if lane == "forward"] == ["forward", "loss"] * 3
     assert [lane for lane, name in lanes(source, 1) if name == "update"] == ["update"] * 3
@@ -126,7 +126,7 @@ def test_partition_of_a_loop_with_known_durations(tmp_path):
             optimizer.zero_grad()
             time.sleep(0.005)
         assert len(running.data([1, 2])) == 2
-    source = find(tmp_path / "t.json")
+    source = load(tmp_path / "t.json")
     steps = partition(source.spans)
     for step in (1, 2, 3):
         assert steps[step]["data"] >= 20_000_000
@@ -148,7 +148,7 @@ def test_compiled_models_are_recorded_and_restored(tmp_path, inside):
     with recording(called, optimizer, path=tmp_path / "t.json"):
         train(called, optimizer)
     train(called, optimizer, 1)
-    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+    assert lanes(load(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
     if inside:
         assert model._compiled_call_impl is before
     torch.compiler.reset()
@@ -163,7 +163,7 @@ def test_the_loop_can_continue_after_an_error_in_forward(tmp_path):
         with pytest.raises(RuntimeError):
             torch.ones(()).backward()
         train(model, optimizer, 2)
-    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+    assert lanes(load(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
 
 
 def test_a_model_can_be_copied_and_saved_during_a_recording(tmp_path):
@@ -174,7 +174,7 @@ def test_a_model_can_be_copied_and_saved_during_a_recording(tmp_path):
         torch.save(model, tmp_path / "model.pt")
         average(torch.ones(4, 8))
         train(model, optimizer, 1)
-    assert lanes(find(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
+    assert lanes(load(tmp_path / "t.json"), 1).count(("forward", "forward")) == 1
     torch.load(tmp_path / "model.pt", weights_only=False)(torch.ones(4, 8))
 
 
@@ -184,7 +184,7 @@ def test_a_script_needs_only_the_variable(tmp_path):
         [sys.executable, "-c", SCRIPT], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 3, done.stderr
-    source = find(tmp_path / "here")
+    source = load(tmp_path / "here")
     assert sorted({s.step for s in source.spans}) == [0, 2]
     assert source.metadata["recorder"]["every"] == 2
 

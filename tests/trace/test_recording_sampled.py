@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from torch.distributed import HashStore
 
 from ranks import run_ranks
 from syncline.sim.replay.what_if import Replay
-from syncline.trace import partition, recording
+from syncline.trace import Trace, partition, recording
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.diff import diff, side
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.record import sampling
 from syncline.trace.record.recorder import Recorder
 from syncline.trace.record.sampling import BUDGET, FIRST, IntervalChooser, Sampling, SharedSampling
@@ -37,7 +38,7 @@ def recorded(path, steps, **options):
     with recording(path=path / "t.json", **options):
         train(1)  # the recording starts at the end of the first step
         train(steps)
-    return find(path / "t.json")
+    return load(path / "t.json")
 
 
 def test_recording_stays_within_the_budget():
@@ -90,7 +91,7 @@ def test_by_default_the_first_steps_are_all_recorded_and_then_a_few(tmp_path, mo
     assert steps_of(source) == [*range(30), 35, 42, 49]
     assert {s.step for s in source.spans} == set(steps_of(source))
     assert source.metadata["recorder"]["every"] == 7
-    assert len(analyze(source.spans, metadata=source.metadata).steps) == 33
+    assert len(analyze(source).steps) == 33
 
 
 def test_a_short_recording_has_all_steps(tmp_path):
@@ -110,7 +111,7 @@ def test_every_1_records_all_steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["ddp", "attach"])
 def test_ranks_sample_the_same_steps(tmp_path, kind):
     run_ranks(by_default, 2, kind, str(tmp_path), 100)
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert source.notes == ()
     assert source.metadata["recorder"]["every"] == 5  # rank 0's choice
     assert steps_of(source, 0) == steps_of(source, 1)
@@ -152,11 +153,11 @@ def test_a_lost_store_raises_nothing():
 def test_every_fifth_step_gives_the_same_verdict_as_all_steps(tmp_path, kind):
     for name, every, steps in (("all", 1, 30), ("some", 5, 125)):
         run_ranks(straggling, 2, kind, str(tmp_path / name), steps, every)
-    every_step, sampled = find(tmp_path / "all"), find(tmp_path / "some")
+    every_step, sampled = load(tmp_path / "all"), load(tmp_path / "some")
     assert steps_of(sampled, 0) == steps_of(sampled, 1) == [*range(0, 125, 5)]
     for source in (every_step, sampled):
         # Other programs may use this machine during the test, so CPU load is left out.
-        told = analyze(source.spans, metadata={k: v for k, v in source.metadata.items() if k not in ("usage", "cores")})
+        told = analyze(replace(source, metadata={**source.metadata, "usage": {}, "cores": {}}))
         assert told.verdict.kind == "straggler"
         assert told.late[0].rank == 1
         for rank in (0, 1):
@@ -168,9 +169,10 @@ def test_every_fifth_step_gives_the_same_verdict_as_all_steps(tmp_path, kind):
         # It sleeps 20 ms longer; other programs may use this machine during the test.
         assert 8 < told.verdict.recoverable_ms < 32
     compared = diff(
-        side(every_step.spans, metadata=every_step.metadata), side(sampled.spans, metadata=sampled.metadata)
+        side(Trace.of(every_step.spans, metadata=every_step.metadata, split=False)),
+        side(Trace.of(sampled.spans, metadata=sampled.metadata, split=False)),
     )
     assert compared.enough
     assert compared.step.ratio == pytest.approx(1, abs=0.4)
     for source in (every_step, sampled):
-        assert 8 < Replay(source.spans, first=5).ask("no-straggler").gain_ms < 32
+        assert 8 < Replay(source, first=5).ask("no-straggler").gain_ms < 32

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.trace import Recorder, recording, start, stop
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.trace.record.collectives import _record_completion
 from syncline.trace.record.cpu_time import StepCpuTimes
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
@@ -60,7 +60,7 @@ def test_gradients_may_be_off_at_stop(tmp_path):
         train(model, optimizer)
         with off():
             assert stop() == tmp_path / f"{number}.json"
-        source = find(tmp_path / f"{number}.json")
+        source = load(tmp_path / f"{number}.json")
         assert source.notes == ()
         assert source.metadata["recorder"]["overhead_ns_per_step"] > 0
 
@@ -73,7 +73,7 @@ def test_the_trace_is_written_if_the_cost_is_unknown(tmp_path, monkeypatch):
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer)
-    source = find(tmp_path / "t.json")
+    source = load(tmp_path / "t.json")
     assert source.notes == ("rank 0: the cost of recording is not known: RuntimeError: no idea",)
     assert "overhead_ns_per_step" not in source.metadata["recorder"]
     assert source.metadata["recorder"]["every"] == 1
@@ -95,7 +95,7 @@ def test_a_forked_rank_writes_its_trace(tmp_path):
         [sys.executable, "-c", FORKED], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert {s.step for s in find(tmp_path / "here").spans} == {0, 1, 2}
+    assert {s.step for s in load(tmp_path / "here").spans} == {0, 1, 2}
 
 
 def test_a_loader_can_be_copied():
@@ -128,7 +128,7 @@ def test_a_model_that_calls_itself_is_one_forward(tmp_path):
             model(torch.ones(4, 9))
         running.add([model], [optimizer])  # attached again
         train(model, optimizer, 2)
-    source = find(tmp_path / "t.json")
+    source = load(tmp_path / "t.json")
     assert [len(forwards(source, step)) for step in range(3)] == [1, 1, 1]
     assert not model._forward_hooks
 
@@ -150,7 +150,7 @@ def test_threads_have_their_own_forward_spans(tmp_path):
         other.start()
         train(model, optimizer, 1)
         other.join()
-    assert len(forwards(find(tmp_path / "t.json"), 0)) == 2
+    assert len(forwards(load(tmp_path / "t.json"), 0)) == 2
 
 
 def test_a_work_without_a_future_is_noted_once():
@@ -176,7 +176,7 @@ def test_collectives_are_numbered_per_group(tmp_path):
             dist.broadcast(x, 0, group=group, async_op=True).wait()
             dist.all_reduce(x, group=dist.group.WORLD)
             train(model, optimizer, 1)
-        units = [s.unit for s in find(tmp_path / "t.json").spans if s.lane == "exchange"]
+        units = [s.unit for s in load(tmp_path / "t.json").spans if s.lane == "exchange"]
         name = group.group_name[:8]
         apart = [f"collective {number} of group {name}" for number in (0, 1)]
         assert sorted(units) == ["collective 0", apart[0], "collective 1", apart[1]]
@@ -191,6 +191,6 @@ def test_a_rank_whose_group_is_gone_writes_its_own_file(tmp_path):
     running._rank, running._world = 1, 2  # as before the group was destroyed
     assert stop() == tmp_path / "rank1.spans.jsonl.gz"
     assert not (tmp_path / "trace.json.gz").exists()
-    source = find(tmp_path)
+    source = load(tmp_path)
     assert {s.rank for s in source.spans} == {1}
     assert running.written.notes[0].startswith("the process group was destroyed before the recording stopped")

@@ -6,14 +6,14 @@ import diff_traces
 import pytest
 
 from syncline.errors import UsageError
-from syncline.trace import PHASES
+from syncline.trace import PHASES, Trace
 from syncline.trace.analysis.bootstrap import draws, interval
 from syncline.trace.analysis.diff import FEWEST, FORMAT, diff, side
 
 
 def made(**options):
     about = {key: options.pop(key) for key in ("strategy", "world_size") if key in options}
-    return side(diff_traces.trace(**options), metadata=about, source="here")
+    return side(Trace.of(diff_traces.trace(**options), metadata=about), source="here")
 
 
 def test_a_slower_phase_is_found_with_its_size():
@@ -66,7 +66,7 @@ def test_one_slow_step_is_no_regression():
     last = max(s.step for s in rows)
     slow = [s if s.step < last else diff_traces.span(s.rank, s.lane, s.step, s.start / 1e6, s.end / 1e6 + 900 *
             (s.lane in ("update", "step")), s.unit, s.bytes) for s in rows]  # fmt: skip
-    told = diff(side(rows), side(slow))
+    told = diff(side(Trace.of(rows, split=False)), side(Trace.of(slow, split=False)))
     assert told.exit_code == 0
     assert max(row[0] for row in told.b.rows) > 900
 
@@ -84,7 +84,10 @@ def slowed(spans, chosen, *, more=0.0, times=1.0):
 @pytest.mark.parametrize("every", [5, 8, 10])
 def test_a_slow_step_in_ten_is_a_regression(every):
     one, other = (diff_traces.trace(seed=seed, steps=100) for seed in (10, 11))
-    told = diff(side(slowed(one, lambda step: False)), side(slowed(other, lambda step: step % every == 4, more=100)))
+    told = diff(
+        side(Trace.of(slowed(one, lambda step: False), split=False)),
+        side(Trace.of(slowed(other, lambda step: step % every == 4, more=100), split=False)),
+    )
     assert (told.kind, told.exit_code) == ("slower", 1)
     assert told.slow_steps.difference_ms > told.step.difference_ms
     if every == 10:
@@ -95,10 +98,13 @@ def test_a_slow_step_in_ten_is_a_regression(every):
 
 def test_a_stray_step_hides_no_regression():
     one, other = (diff_traces.trace(seed=seed, steps=60) for seed in (12, 13))
-    before = side(slowed(one, lambda step: step == 20, more=600))
-    assert diff(before, side(slowed(other, lambda step: False, times=1.2))).exit_code == 1
+    before = side(Trace.of(slowed(one, lambda step: step == 20, more=600), split=False))
+    assert diff(before, side(Trace.of(slowed(other, lambda step: False, times=1.2), split=False))).exit_code == 1
     assert (
-        diff(side(slowed(one, lambda step: False)), side(slowed(other, lambda step: step == 20, more=600))).kind
+        diff(
+            side(Trace.of(slowed(one, lambda step: False), split=False)),
+            side(Trace.of(slowed(other, lambda step: step == 20, more=600), split=False)),
+        ).kind
         == "same"
     )
 
@@ -125,7 +131,7 @@ def test_the_unit_that_changed_most_comes_first():
     a = diff_traces.trace(seed=9, units=("a", "b", "c"))
     b = [s for s in a if s.unit != "b"] + [diff_traces.span(s.rank, s.lane, s.step, s.start / 1e6, s.start / 1e6 + 0.1,
          "b", 10) for s in a if s.unit == "b"]  # fmt: skip
-    told = diff(side(a), side(b))
+    told = diff(side(Trace.of(a, split=False)), side(Trace.of(b, split=False)))
     assert told.units[0]["unit"] == "b"
     assert (told.units[0]["a_bytes"], told.units[0]["b_bytes"]) == (1000, 10)
 

@@ -11,6 +11,7 @@ import diff_traces
 import pytest
 
 from syncline.cli.main import main
+from syncline.trace import Trace
 from syncline.trace.formats.chrome_write import write_chrome_trace
 
 RECORDED = Path(__file__).parents[1] / "cli" / "fixtures" / "recorded"
@@ -29,7 +30,8 @@ def invoke(tmp_path, monkeypatch, capfd):
         (tmp_path / name / "runs" / "ddp").mkdir(parents=True)
         about = {"strategy": "ddp", "world_size": 2}
         write_chrome_trace(
-            diff_traces.trace(**options), tmp_path / name / "runs" / "ddp" / "trace.json.gz", metadata=about
+            Trace.of(diff_traces.trace(**options), metadata=about, split=False),
+            tmp_path / name / "runs" / "ddp" / "trace.json.gz",
         )
     (tmp_path / "empty").mkdir()
 
@@ -59,7 +61,7 @@ def test_too_few_steps_show_the_figures_and_exit_with_2(invoke):
     done = invoke("trace", "diff", "a", "short")
     assert done.code == 2
     assert "forward" in done.out
-    assert done.err.startswith("syncline: too few steady steps to tell: B has 4")
+    assert done.err.startswith("syncline: too few steady steps for a verdict: B has 4")
     told = invoke("trace", "diff", "a", "short", "--json")
     assert (told.code, json.loads(told.out)["verdict"]["kind"]) == (2, "unknown")
 
@@ -97,7 +99,7 @@ def test_another_codec_is_answered_from_cost_curves(invoke, tmp_path):
     inner = tmp_path / "auto" / "runs" / "syncline-auto"
     shutil.copytree(RECORDED, inner)
     (inner / "results.json").rename(tmp_path / "auto" / "results.json")
-    write_chrome_trace(diff_traces.trace(), inner / "trace.json.gz")
+    write_chrome_trace(Trace.of(diff_traces.trace(), split=False), inner / "trace.json.gz")
     told = json.loads(invoke("simulate", "auto", "--what", "2x,codec=auto(int8, bf16)", "--json").out)
     assert [(row["what"], row["by"]) for row in told["answers"]] == [
         ("2x", "replay"), ("codec=auto(int8, bf16)", "cost curves")

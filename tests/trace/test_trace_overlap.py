@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.trace import LANES, Span, overlap
-from syncline.trace.analysis.overlap import COMPUTE
+from syncline.trace.span import COMPUTE_LANES
 
 PIECES = st.lists(st.tuples(st.sampled_from(LANES), st.integers(0, 40), st.integers(0, 20)), max_size=12)
 
@@ -19,8 +19,8 @@ def test_overlap_equals_a_nanosecond_by_nanosecond_reference(pieces):
         return {t for s in spans if s.lane in lanes for t in range(s.start, s.end)}
 
     sent = covered({"exchange"})
-    unknown = not sent or not any(s.lane in COMPUTE for s in spans)
-    assert overlap(spans) == (None if unknown else pytest.approx(len(sent & covered(COMPUTE)) / len(sent)))
+    unknown = not sent or not any(s.lane in COMPUTE_LANES for s in spans)
+    assert overlap(spans) == (None if unknown else pytest.approx(len(sent & covered(COMPUTE_LANES)) / len(sent)))
 
 
 def test_compression_behind_compute():
@@ -28,6 +28,6 @@ def test_compression_behind_compute():
     assert overlap(spans, of="encode") == 0.75
 
 
-@pytest.mark.parametrize("name", ["overlap", "payload"])
+@pytest.mark.parametrize("name", ["analysis.overlap", "formats.collective_names"])
 def test_examples(name):
     assert doctest.testmod(sys.modules[f"syncline.trace.{name}"]).failed == 0

@@ -112,7 +112,7 @@ def _record(rank, starts, *, boot="b"):
 
 def test_assembled_run_has_means_shares_and_waits():
     records = [_record(0, 40), _record(1, 70)]
-    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
     assert run["loss"] == [3.0, 2.0, 1.5]
     assert run["step_ms"]["median"] == pytest.approx(1e-4)
     assert run["samples_per_s"] == pytest.approx(4 / 100e-9)
@@ -125,14 +125,14 @@ def test_assembled_run_has_means_shares_and_waits():
 def test_steps_with_dropped_spans_are_left_out_of_the_shares_alone():
     records = [_record(0, 40) | {"whole_from": 2}]
     records[0]["spans"] = [row for row in records[0]["spans"] if row[0] == "step" or row[3] == 2]
-    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=1)
+    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=1)
     assert len(run["step_ms_series"]) == 3
     assert run["ranks"][0]["breakdown"]["forward"] == 0.4
 
 
 def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():
     records = [_record(0, 40, boot="one"), _record(1, 70, boot="two")]
-    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.0, 0.0]
 
 
@@ -141,6 +141,6 @@ def test_ranks_of_different_hosts_with_measured_clocks_have_waits():
     late = _record(1, 70, boot="two") | {"clock": ahead}
     late["spans"] = [[*row[:4], row[4] + 5000, row[5] + 5000, row[6]] for row in late["spans"]]
     records = [_record(0, 40, boot="one") | {"clock": ahead | {"offset": 0.0, "error": 0.0}}, late]
-    run = assemble("all-reduce", records, spans_of(records), batch=4, nodes=2)
+    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.3, 0.0]
     assert merged(records).clock_error_ns == 2.0

@@ -4,7 +4,7 @@ import pytest
 from test_changes import Silent
 
 from syncline.cluster.capabilities import capabilities
-from syncline.trace.formats.load import find
+from syncline.trace.formats.load import load
 from syncline.train.config import Config
 from syncline.train.session.session import run_session
 
@@ -27,7 +27,7 @@ def test_a_runs_trace_has_its_ranks_facts(tmp_path):
         }
     )
     folder, _ = run_session(config, out=tmp_path / "run", watcher=Silent())
-    told = find(folder).metadata
+    told = load(folder).metadata
     assert told["bandwidth"] == 500_000_000
     assert set(told["hosts"]) == {"0", "1"}
     assert len(set(told["hosts"].values())) == 1  # namespaces of one machine

@@ -12,7 +12,7 @@ from syncline.sim.replay.what_if import QUESTIONS, Replay
 from syncline.spec import split
 from syncline.trace.analysis.startup import start_up
 from syncline.trace.analysis.steps import prepare
-from syncline.trace.formats.load import TRACE, find
+from syncline.trace.formats.load import TRACE, load
 from syncline.trace.merge.rank_file import has_rank_files
 
 FORMAT = "syncline what-if 1"
@@ -33,9 +33,9 @@ def answers(path: Path, what: str | None) -> dict[str, Any]:
     questions = _questions(what)
     if path.name == COSTS:
         path = path.parent
-    source = find(path)
-    trace = prepare(source.spans)
-    replay = Replay(source.spans, first=start_up(trace).first if trace.steps else 0)
+    source = load(path)
+    trace = prepare(source)
+    replay = Replay(source, first=start_up(trace).first if trace.steps else 0)
     rows = [_other_codec(path, word) if word.startswith(_CODEC) else _replayed(replay, word) for word in questions]
     return {
         "format": FORMAT,

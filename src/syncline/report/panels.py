@@ -16,7 +16,8 @@ from syncline.results.file import finite
 from syncline.results.schema import SHARES, Results
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.steps import prepare
-from syncline.trace.formats.load import TRACE, Source, find
+from syncline.trace.formats.load import TRACE, load
+from syncline.trace.merge.merge import Trace
 
 MAX_UNITS = 200
 """Maximum number of rows in the table of units: those with the most exposed time."""
@@ -114,17 +115,15 @@ def _panel_of_file(file: Path, state: tuple[int, int], limit: int) -> tuple[Pane
     A comparison writes its page after each run, and so reads only the new trace.
     """
     del state
-    source = find(file)
+    source = load(file)
     key = (source.metadata.get("strategy"), source.metadata.get("world_size"))
     return panel(source, label=folder_label(source.path, source.metadata), limit=limit), key
 
 
-def panel(source: Source, *, label: str, limit: int = LIMIT, steps: tuple[int, int] | None = None) -> Panel:
+def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, int] | None = None) -> Panel:
     """The panel of a trace. `steps` keeps the steps in [first, last) and spans that overlap them."""
     analysis = _analysis(source, steps)
-    spans = (
-        source.spans if steps is None else [s for of in prepare(source.spans, steps=steps).spans.values() for s in of]
-    )
+    spans = source.spans if steps is None else [s for of in prepare(source, steps=steps).spans.values() for s in of]
     chosen = excerpt(spans, limit=limit)
     units = sorted(analysis.get("units") or [], key=lambda unit: -(finite(unit.get("exposed_ms")) or 0.0))
     return Panel(
@@ -167,12 +166,10 @@ def _left_out_steps(gap: tuple[int, int] | None) -> str:
     return f"{middle}:{min(middle + 20, gap[1] + 1)}"
 
 
-def _analysis(source: Source, steps: tuple[int, int] | None) -> dict[str, Any]:
+def _analysis(source: Trace, steps: tuple[int, int] | None) -> dict[str, Any]:
     """The analysis as JSON. A trace that cannot be analysed still has a timeline, and the verdict says why."""
     try:
-        return analyze(source.spans, metadata=source.metadata, notes=source.notes, steps=steps).as_json(
-            str(source.path)
-        )
+        return analyze(source, steps=steps).as_json(str(source.path))
     except UsageError as error:
         return {"verdict": {"kind": "unclear", "sentence": str(error), "recoverable_ms": None}, "notes": source.notes}
 

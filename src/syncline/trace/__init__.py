@@ -2,9 +2,11 @@
 
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.overlap import overlap
-from syncline.trace.analysis.partition import partition, shares, split_waits
-from syncline.trace.formats.imported import Imported, load
+from syncline.trace.analysis.timeline import partition, shares
 from syncline.trace.formats.json_stream import Limits
+from syncline.trace.formats.load import load
+from syncline.trace.merge.exchanges import Exchange
+from syncline.trace.merge.merge import Trace
 from syncline.trace.record.recorder import Recorder
 from syncline.trace.record.recording import Recording
 from syncline.trace.record.session import recording, start, stop
@@ -14,18 +16,18 @@ __all__ = [
     "LANES",
     "PHASES",
     "Analysis",
-    "Imported",
+    "Exchange",
     "Limits",
     "Recorder",
     "Recording",
     "Span",
+    "Trace",
     "analyze",
     "load",
     "overlap",
     "partition",
     "recording",
     "shares",
-    "split_waits",
     "start",
     "stop",
 ]

@@ -7,6 +7,12 @@ from typing import Any
 LANES = ("data", "forward", "backward", "encode", "exchange", "decode", "update", "wait")
 """Kinds of work of a rank. Each span belongs to one of them, or to `STEP`."""
 
+COMPUTE_LANES = ("forward", "backward", "update")
+"""Lanes of compute, which can hide an exchange or a codec."""
+
+TRAINING_LANES = ("data", *COMPUTE_LANES)
+"""Lanes of the training thread's own work. The phases of the same names count its time there."""
+
 STEP = "step"
 """The lane of spans that cover a whole step."""
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from syncline.bench.overlap.contestants import Contest, Contestant
@@ -20,7 +20,7 @@ from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.train.session.assemble import spans_of
+from syncline.train.session.assemble import merged
 
 LEAD = 3
 """Steps at the start of a turn that do not count."""
@@ -72,7 +72,7 @@ class Rounds:
             self._note_crash(contestant, entry)
             if records:
                 metadata = {"strategy": contestant.strategy, "world_size": contestant.workers}
-                write_chrome_trace(spans_of(records), contestant.folder / "trace.json.gz", metadata=metadata)
+                write_chrome_trace(replace(merged(records), metadata=metadata), contestant.folder / "trace.json.gz")
         self._update()
 
     def _warm_up(self, contestant: Contestant, entry: Entry) -> None:

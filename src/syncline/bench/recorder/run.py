@@ -14,8 +14,8 @@ from syncline.bench.ranks import Progress, default_options, parser, ranks_starte
 from syncline.bench.recorder.rank import LEAD, run_rank, trace_file
 from syncline.bench.recorder.rows import HEADINGS, MAX_COST, MAX_ERROR, lines, row, warnings
 from syncline.bench.training import Options
-from syncline.trace.analysis.partition import partition
-from syncline.trace.formats.chrome_read import reread
+from syncline.trace.analysis.timeline import partition
+from syncline.trace.formats.chrome_read import read_chrome_trace
 
 WAYS = ("ddp", "syncline")
 _BLOCKS = {"cpu": {"blocks": 8, "steps": 8}, "cuda": {"blocks": 5, "steps": 6}}
@@ -48,7 +48,7 @@ def _traces(options: Options, folder: str, name: str) -> list[dict[str, Any]]:
     """For each block: facts of its recorder, and by rank the sum of phases in milliseconds per counted step."""
     found = []
     for number in range(options.blocks):
-        again = reread(trace_file(folder, name, number))
+        again = read_chrome_trace(trace_file(folder, name, number))
         sums = {}
         for rank in range(options.ranks):
             steps = partition(s for s in again.spans if s.rank == rank)

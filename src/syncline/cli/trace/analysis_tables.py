@@ -13,7 +13,7 @@ from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show
 from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
-from syncline.trace.analysis.critical_path import Piece
+from syncline.trace.analysis.critical_path import PathSegment
 from syncline.trace.analysis.findings import Finding
 from syncline.trace.span import PHASES
 
@@ -127,7 +127,7 @@ def _seen(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def _exchanges(console: Console, analysis: Analysis) -> None:
-    wire = analysis.wire
+    wire = analysis.network
     if wire is None:
         _line(console, "exchanges: none")
         return
@@ -189,7 +189,7 @@ def _outside_steps(console: Console, start: StartUp) -> None:
         _line(console, f"epochs: {start.first_epoch_s:.1f} s the first, {start.later_epoch_s:.1f} s each later one")
 
 
-def _path(console: Console, pieces: Sequence[Piece], step: int, top: int) -> None:
+def _path(console: Console, pieces: Sequence[PathSegment], step: int, top: int) -> None:
     """The longest parts of the critical path in the order of time; the short ones are summed up."""
     least = 0.01 * sum(piece.ms for piece in pieces)
     longest = sorted((n for n, piece in enumerate(pieces) if piece.ms >= least), key=lambda n: -pieces[n].ms)[:top]

@@ -16,8 +16,8 @@ from syncline.report.scaling import Point, StartUp, curves, start_up
 from syncline.results import file as results_file
 from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
-from syncline.trace.analysis.analysis import analyze as analyze_spans
-from syncline.trace.formats.load import TRACE, find
+from syncline.trace.analysis.analysis import analyze as analyze_trace
+from syncline.trace.formats.load import TRACE, load
 
 app = new_app()
 
@@ -66,9 +66,9 @@ def analyze(
 
 
 def _analyze(path: Path, run: str | None, steps: Steps | None) -> tuple[str, Analysis]:
-    source = find(path, run=run)
+    source = load(path, run=run)
     try:
-        analysis = analyze_spans(source.spans, metadata=source.metadata, notes=source.notes, steps=steps)
+        analysis = analyze_trace(source, steps=steps)
     except UsageError as error:
         raise UsageError(f"{source.path}: {error}") from None
     return str(source.path), analysis

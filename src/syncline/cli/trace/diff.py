@@ -12,7 +12,7 @@ from syncline.errors import UsageError
 from syncline.report.figures import one_line, plural
 from syncline.trace.analysis.diff import Change, Diff, Side, side
 from syncline.trace.analysis.diff import diff as compare
-from syncline.trace.formats.load import TRACE, find
+from syncline.trace.formats.load import TRACE, load
 
 app = new_app()
 
@@ -55,15 +55,15 @@ def _share(text: str) -> float:
 
 
 def _side(path: Path) -> Side:
-    source = find(path)
-    return side(source.spans, metadata=source.metadata, notes=source.notes, source=str(source.path))
+    trace = load(path)
+    return side(trace, source=str(trace.path))
 
 
 def _text(told: Diff) -> str:
     lines = [_head("A", told.a), _head("B", told.b)]
     lines += [f"note: {text}" for text in told.notes]
     for name, one in (("A", told.a), ("B", told.b)):
-        lines += [f"note: {name}: {text}" for text in one.told.notes]
+        lines += [f"note: {name}: {text}" for text in one.analysis.notes]
     lines += ["", f"{'ms a step':<18}{'A':>10}{'B':>10}{'B - A':>10}  {'95% interval':<20}{'B / A':>7}"]
     rows = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
     there = {name: change for name, change in rows.items() if change.a_ms or change.b_ms}
@@ -73,7 +73,7 @@ def _text(told: Diff) -> str:
 
 
 def _head(name: str, one: Side) -> str:
-    told = one.told
+    told = one.analysis
     ranks = plural(told.world_size, "rank")
     return f"{name}: {one.source} ({told.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
 
@@ -88,8 +88,8 @@ def _row(name: str, change: Change) -> str:
 
 def _others(told: Diff) -> list[str]:
     rows: list[tuple[str, Any, Any, str]] = [
-        ("communication hidden", told.a.told.communication, told.b.told.communication, "{:.0%}"),
-        ("compression hidden", told.a.told.compression, told.b.told.compression, "{:.0%}"),
+        ("communication hidden", told.a.analysis.communication, told.b.analysis.communication, "{:.0%}"),
+        ("compression hidden", told.a.analysis.compression, told.b.analysis.compression, "{:.0%}"),
         ("MB a step", told.a.bytes / 1e6, told.b.bytes / 1e6, "{:.2f}"),
     ]
     return [

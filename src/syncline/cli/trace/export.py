@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,8 @@ from syncline.errors import UsageError, unknown
 from syncline.trace.formats.chrome_events import Event, write_events
 from syncline.trace.formats.chrome_write import chrome_events, chrome_head
 from syncline.trace.formats.horovod_write import horovod_trace
-from syncline.trace.formats.load import TRACE, Source, find
+from syncline.trace.formats.load import TRACE, load
+from syncline.trace.merge.merge import Trace
 
 _STYLES = ("chrome", "horovod")
 
@@ -42,7 +44,7 @@ def export(
     """Export the spans of all ranks as one trace that chrome://tracing and Perfetto open."""
     if style not in _STYLES:
         raise unknown("style", style, _STYLES)
-    source = find(run)
+    source = load(run)
     target = _target(source, style, out)
     told = {"source": str(source.path), "file": str(target), "style": style} | _export(source, style, target)
     if as_json:
@@ -54,7 +56,7 @@ def export(
     say("\n".join(lines))
 
 
-def _target(source: Source, style: str, out: Path | None) -> Path:
+def _target(source: Trace, style: str, out: Path | None) -> Path:
     target = out or source.folder / f"trace.{style}.json.gz"
     if target.is_dir():
         raise UsageError(f"-o {target} is a folder: name a file in it")
@@ -63,7 +65,7 @@ def _target(source: Source, style: str, out: Path | None) -> Path:
     return target
 
 
-def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
+def _export(source: Trace, style: str, target: Path) -> dict[str, Any]:
     """Write the file; returns counts of what it holds."""
     events, head, notes = _content(source, style)
     phases: Counter[str] = Counter()
@@ -94,13 +96,12 @@ def _export(source: Source, style: str, target: Path) -> dict[str, Any]:
     }
 
 
-def _content(source: Source, style: str) -> tuple[Iterable[Event], dict[str, Any] | None, list[str]]:
+def _content(source: Trace, style: str) -> tuple[Iterable[Event], dict[str, Any] | None, list[str]]:
     """The events, the head of the file, and notes for the user."""
-    spans = source.spans
     if style == "chrome":
-        metadata = {**source.metadata, "notes": list(source.notes)}
-        return chrome_events(spans), chrome_head(spans, metadata=metadata), []
+        noted = replace(source, metadata={**source.metadata, "notes": list(source.notes)})
+        return chrome_events(noted), chrome_head(noted), []
     backend = source.metadata.get("backend")
     if isinstance(backend, str) and backend:
-        return horovod_trace(spans, backend=backend), None, []
-    return horovod_trace(spans), None, ["the trace does not name its backend: transfers are written as GLOO's"]
+        return horovod_trace(source, backend=backend), None, []
+    return horovod_trace(source), None, ["the trace does not name its backend: transfers are written as GLOO's"]

@@ -17,7 +17,8 @@ from syncline.files import write_text
 from syncline.report.figures import one_line, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
-from syncline.trace.formats.load import TRACE, Source, find
+from syncline.trace.formats.load import TRACE, load
+from syncline.trace.merge.merge import Trace
 
 PAGE = "timeline.html"
 """The name of the page beside its trace."""
@@ -75,15 +76,15 @@ def view(
         webbrowser.open(target.resolve().as_uri())
 
 
-def _load(path: Path, steps: Steps | None) -> Source:
-    source = find(path)
+def _load(path: Path, steps: Steps | None) -> Trace:
+    source = load(path)
     if steps is not None and not any(steps[0] <= span.step < steps[1] for span in source.spans):
         last = max(span.step for span in source.spans)
         raise UsageError(f"{source.path} has no span of these steps: name some with --steps, up to {last}")
     return source
 
 
-def _page(sources: Sequence[Source], *, path: Path, steps: Steps | None, notes: Sequence[str]) -> str:
+def _page(sources: Sequence[Trace], *, path: Path, steps: Steps | None, notes: Sequence[str]) -> str:
     """The page of one trace, or of several runs in a folder; `notes` name the runs that are missing."""
     panels = []
     for index, source in enumerate(sources):

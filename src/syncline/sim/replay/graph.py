@@ -1,7 +1,7 @@
-"""What waited for what in a recorded run: its work and its training threads as events in an order that can be replayed.
+"""The dependency graph of a recorded run: background work and training threads as events that can be replayed in order.
 
-An event depends on events with a smaller key only, so that one pass in the order of keys replays everything. Each
-starts as long after the last thing that it needs as it did in the recording.
+An event depends only on events with a smaller key, so one pass in the order of keys replays everything. Each event
+starts as long after the last event that it needs as it did in the recording.
 """
 
 from collections import defaultdict
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from syncline.sim.replay.needs import Steps, is_barrier, needs
-from syncline.sim.replay.starts import Start, ready, starts
-from syncline.sim.replay.thread import STALL, Thread
-from syncline.sim.replay.work import Work, exchange_units, is_beside, meetings, wire_order, works
+from syncline.sim.replay.background import Work, background_work, exchanged_units, is_background, network_order
+from syncline.sim.replay.dependencies import Start, Steps, has_barrier, ready_shares, thread_needs, work_starts
+from syncline.sim.replay.training_thread import STALL, Thread
+from syncline.trace.merge.exchanges import Exchange
 from syncline.trace.span import BLOCKED, STEP, Span
 
 OVER, THREAD, START, EMPTY = range(4)
-"""Kinds of events, in their order at one moment: work is over, a thread moves on, work starts, empty work is over."""
+"""Kinds of events, in their order at one moment: work ends, a thread moves on, work starts, empty work ends."""
 
 
 @dataclass(slots=True)
 class Move:
-    """A training thread goes on by a stretch of a lane, or stands until its blocker is over; then `needs` hold it."""
+    """A training thread runs a piece of a lane, or stalls until its blocker has ended; then it waits for `needs`."""
 
     rank: int
     time: int
@@ -35,82 +35,83 @@ class Move:
 
 @dataclass
 class Graph:
-    """A recorded run, ready to be replayed. Work is named by its place in `work`."""
+    """A recorded run, ready to be replayed. Numbers of work are indices into `work`."""
 
     work: list[Work]
     threads: dict[int, Thread]
     steps: Steps
     barrier: bool
-    """The update waits for every exchange of its step; else each unit's next forward waits for its own."""
+    """Whether the update waits for every exchange of its step; otherwise a unit's next forward waits for its own."""
     starts: list[Start]
     events: list[tuple[int, int, int]] = field(default_factory=list)
-    """Moment, kind, and place in `moves` or `work`."""
+    """Time, kind, and index into `moves` or `work`."""
     moves: list[Move] = field(default_factory=list)
     joins: list[list[int]] = field(default_factory=list)
-    """By work: the ranks' parts in an exchange that it waits for."""
+    """By work: the same exchange on the ranks that it waits for."""
     before: list[int] = field(default_factory=list)
-    """By work: the exchange that had the wire before it, or -1."""
+    """By work: the exchange that had the network before it, or -1."""
 
 
-def graph(spans: Sequence[Span]) -> Graph:
+def build_graph(spans: Sequence[Span], exchanges: Sequence[Exchange]) -> Graph:
     """The graph of these spans, which hold whole steps. Ranks without steps (aggregators) are left out."""
     steps: Steps = defaultdict(dict)
     for span in spans:
         if span.lane == STEP:
             steps[span.rank][span.step] = (span.start, span.end)
     spans = [span for span in spans if span.rank in steps]
-    units = exchange_units(spans)
+    exchanges = [
+        Exchange(one.name, one.unit, one.step, tuple(member for member in one.members if member.rank in steps))
+        for one in exchanges
+    ]
+    units = exchanged_units(one for one in exchanges if any(member.transfer for member in one.members))
     own: dict[int, list[Span]] = {rank: [] for rank in steps}
     for span in spans:
-        if not is_beside(span, units):
+        if not is_background(span, units):
             own[span.rank].append(span)
-    work = works(spans, units)
-    beside: dict[int, list[Work]] = {rank: [] for rank in steps}
+    work = background_work(spans, exchanges, units)
+    by_rank: dict[int, list[Work]] = {rank: [] for rank in steps}
     for one in work:
-        beside[one.rank].append(one)
+        by_rank[one.rank].append(one)
     blocked = any(span.lane == "wait" and span.name == BLOCKED for span in spans)
-    threads = {rank: Thread(own[rank], beside[rank], blocked=blocked) for rank in steps}
-    shares = ready(work, threads)
-    barrier = is_barrier(work, threads, steps)
-    made = Graph(work, threads, steps, barrier, starts(work, threads, beside, shares))
-    held = needs(threads, beside, steps, shares, barrier=barrier)
+    threads = {rank: Thread(own[rank], by_rank[rank], blocked=blocked) for rank in steps}
+    shares = ready_shares(work, threads)
+    barrier = has_barrier(work, threads, steps)
+    graph = Graph(work, threads, steps, barrier, work_starts(work, threads, by_rank, shares))
+    needs = thread_needs(threads, by_rank, steps, shares, barrier=barrier)
     for rank, thread in threads.items():
-        cuts = {moment for one in beside[rank] for moment in made.starts[one.place].moments}
-        _move(made, rank, thread, cuts, held[rank])
+        moments = {moment for one in by_rank[rank] for moment in graph.starts[one.place].moments}
+        _add_moves(graph, rank, thread, moments, needs[rank])
     for one in work:
-        made.events.append((one.start, START, one.place))
-        made.events.append((one.end, OVER if one.end > one.start else EMPTY, one.place))
-    made.events.sort()
-    _connect(made)
-    return made
+        graph.events.append((one.start, START, one.place))
+        graph.events.append((one.end, OVER if one.end > one.start else EMPTY, one.place))
+    graph.events.sort()
+    _connect(graph)
+    return graph
 
 
-def _move(made: Graph, rank: int, thread: Thread, cuts: set[int], held: dict[int, list[int]]) -> None:
-    """The thread's pieces, cut where something starts or is needed."""
-    moments = sorted(cuts | set(held))
+def _add_moves(graph: Graph, rank: int, thread: Thread, cuts: set[int], needs: dict[int, list[int]]) -> None:
+    """The thread's segments as moves, split where work starts or is needed."""
+    moments = sorted(cuts | set(needs))
     at = 0
-    for piece in thread.pieces:
-        inner, start = [], piece.start
-        while at < len(moments) and moments[at] < piece.end:
-            if moments[at] > start and piece.lane != STALL:
+    for segment in thread.segments:
+        inner, start = [], segment.start
+        while at < len(moments) and moments[at] < segment.end:
+            if moments[at] > start and segment.lane != STALL:
                 inner.append(moments[at])
             at += 1
-        for end in [*inner, piece.end]:
-            move = Move(rank, end, end - start, piece.lane, piece.step, needs=held.get(end, ()))
-            if piece.lane == STALL and piece.blocker is not None:
-                move.blocker, move.lag = piece.blocker.place, piece.end - max(piece.start, piece.blocker.end)
-            made.events.append((end, THREAD, len(made.moves)))
-            made.moves.append(move)
+        for end in [*inner, segment.end]:
+            move = Move(rank, end, end - start, segment.lane, segment.step, needs=needs.get(end, ()))
+            if segment.lane == STALL and segment.blocker is not None:
+                move.blocker, move.lag = segment.blocker.place, segment.end - max(segment.start, segment.blocker.end)
+            graph.events.append((end, THREAD, len(graph.moves)))
+            graph.moves.append(move)
             start = end
 
 
-def _connect(made: Graph) -> None:
-    """Who meets in an exchange, and who has the wire before whom."""
-    made.joins = [[] for _ in made.work]
-    made.before = [-1] * len(made.work)
-    for group in meetings(made.work):
-        for one in group:
-            made.joins[one.place] = [other.place for other in group if other.start < one.end]
-    for line in wire_order(made.work).values():
+def _connect(graph: Graph) -> None:
+    """Link the ranks' parts of each exchange, and the exchanges of a rank in the order of the network."""
+    graph.joins = [[other.place for other in one.members if other.start < one.end] for one in graph.work]
+    graph.before = [-1] * len(graph.work)
+    for line in network_order(graph.work).values():
         for earlier, later in pairwise(line):
-            made.before[later.place] = earlier.place
+            graph.before[later.place] = earlier.place

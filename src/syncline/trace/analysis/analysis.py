@@ -1,26 +1,24 @@
-"""The analysis of a trace: where a step's time goes on each rank, why, and how far that is from what is possible."""
+"""The analysis of a trace: step time by phase and rank, causes of slowness, distance from the lower bound."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from syncline.errors import UsageError
 from syncline.stats import mean_or_zero, median_mean_p95, winsorized_mean
-from syncline.trace.analysis.breakdown import Breakdown, breakdowns, per_step
-from syncline.trace.analysis.cpu_load import loads
-from syncline.trace.analysis.critical_path import Piece, critical_path, typical
-from syncline.trace.analysis.exchanges import Late, Meeting, late_ranks, meetings
+from syncline.trace.analysis.breakdown import Bound, Breakdown, bound, breakdowns, per_step
+from syncline.trace.analysis.cpu_load import host_loads
+from syncline.trace.analysis.critical_path import PathSegment, critical_path, typical_step
 from syncline.trace.analysis.findings import Facts, Finding
-from syncline.trace.analysis.hiding import behind_data
-from syncline.trace.analysis.late_rank_limits import waits_missing
-from syncline.trace.analysis.limits import Bound, bound
-from syncline.trace.analysis.network import Wire, wire
-from syncline.trace.analysis.overlap import COMPUTE, overlap
+from syncline.trace.analysis.late_ranks import LateRank, late_ranks
+from syncline.trace.analysis.network import NetworkUse, network_use
+from syncline.trace.analysis.overlap import hidden_by_data, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
 from syncline.trace.analysis.steps import Prepared, prepare
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
-from syncline.trace.span import PHASES, STEP, Span
+from syncline.trace.merge.merge import Trace
+from syncline.trace.span import PHASES, STEP
 
 FORMAT = "syncline analysis 1"
 _ROWS = 4000
@@ -28,7 +26,7 @@ _ROWS = 4000
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a trace tells. Figures are of the steady steps; those that it does not allow are None."""
+    """All results. Figures are of the steady steps; figures that the trace does not show are None."""
 
     strategy: str | None
     world_size: int
@@ -38,26 +36,26 @@ class Analysis:
     verdict: Finding
     findings: tuple[Finding, ...]
     communication: float | None
-    """The share of transfers' time that compute hides."""
+    """The share of the transfers' time that compute hides."""
     compression: float | None
     step_ms: dict[str, float]
     ranks: tuple[Breakdown, ...]
     per_step: tuple[dict[str, Any], ...]
-    wire: Wire | None
-    late: tuple[Late, ...]
+    network: NetworkUse | None
+    late: tuple[LateRank, ...]
     units: tuple[UnitRow, ...]
     startup: StartUp
-    critical_path: tuple[Piece, ...]
+    critical_path: tuple[PathSegment, ...]
     critical_step: int
     bound: Bound
     queue_ms: float | None = None
-    """Ms a step that the training thread of the rank that was waited for was ready to run and did not."""
+    """Ms per step that the training thread of the rank that was waited for was ready to run but had no core."""
     imported: str | None = None
-    """What wrote the trace, where it was not Syncline."""
+    """The tool that wrote the trace, if it was not Syncline."""
 
     @property
     def breakdown_ms(self) -> dict[str, float]:
-        """Ms a step by phase, the mean over ranks."""
+        """Ms per step by phase, the mean over ranks."""
         return {phase: mean_or_zero([rank.breakdown_ms[phase] for rank in self.ranks]) for phase in PHASES}
 
     @property
@@ -90,14 +88,14 @@ class Analysis:
             "exchanges": self._exchanges(),
             "units": [unit.as_json() for unit in self.units],
             "startup": self.startup.as_json(),
-            "critical_path": [piece.as_json() for piece in self.critical_path],
+            "critical_path": [segment.as_json() for segment in self.critical_path],
             "critical_step": self.critical_step,
             "queue_ms": self.queue_ms,
             "bound": self.bound.as_json(),
         }
 
     def _exchanges(self) -> dict[str, Any]:
-        found = self.wire
+        found = self.network
         return {
             "count_per_step": found.messages if found else 0.0,
             "bytes_per_step": found.bytes if found else 0.0,
@@ -110,71 +108,62 @@ class Analysis:
         }
 
 
-def analyze(
-    spans: Iterable[Span],
-    *,
-    metadata: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    steps: tuple[int, int] | None = None,
-) -> Analysis:
-    """Analyse the spans of all ranks, on one clock, waits split off; `steps` keeps those in [first, last)."""
-    about = metadata or {}
-    spans = list(spans)
-    whole, cut = _whole(spans, about)
+def analyze(trace: Trace, *, steps: tuple[int, int] | None = None) -> Analysis:
+    """Analyse a trace; `steps` keeps the steps in [first, last)."""
+    about = trace.metadata
+    whole_from, dropped = _whole_from(trace)
     asked = steps or (0, 1 << 62)
-    trace = prepare(spans, steps=(max(whole, asked[0]), asked[1]) if steps or cut else None)
-    if not trace.steps:
+    prepared = prepare(trace, steps=(max(whole_from, asked[0]), asked[1]) if steps or dropped else None)
+    if not prepared.steps:
         which = f" from {steps[0]} to {steps[1] - 1}" if steps else ""
         raise UsageError(f"the trace holds no steps{which} that every rank has: record whole training steps")
-    start = start_up(trace)
-    steady = trace.steps[start.steps :]
-    found = meetings(trace)
-    link = about.get("bandwidth")
-    speed = wire(trace, found, steady, link=float(link) if isinstance(link, int | float) and link > 0 else None)
-    late = late_ranks(trace, found, steady)
-    series = trace.series(steady)
+    start = start_up(prepared)
+    steady = prepared.steps[start.steps :]
+    series = prepared.series(steady)
     step_ms = median_mean_p95(series)
-    limit = bound(trace, steady, speed, step_ms=step_ms["median"])
+    network = network_use(prepared, steady, link=_link(about))
+    limit = bound(prepared, steady, network, step_ms=step_ms["median"])
+    phases = {phase: {rank: tuple(prepared.phase(phase, rank, steady)) for rank in prepared.ranks} for phase in PHASES}
     facts = Facts(
-        ranks=trace.ranks,
+        ranks=prepared.ranks,
         steps=len(steady),
-        all_steps=len(trace.steps),
+        all_steps=len(prepared.steps),
         step_ms=winsorized_mean(series),
-        whole_ms=sum(trace.series(trace.steps)),
-        phases={phase: {rank: tuple(trace.phase(phase, rank, steady)) for rank in trace.ranks} for phase in PHASES},
-        late=late,
-        wire=speed,
+        whole_ms=sum(prepared.series(prepared.steps)),
+        phases=phases,
+        late=late_ranks(prepared, steady),
+        network=network,
         bound=limit,
         startup=start,
-        loads=loads(about, trace.ranks, steady, awaited=[_awaited(trace, step) for step in steady]),
+        loads=host_loads(about, prepared.ranks, steady, awaited=[_awaited(prepared, step) for step in steady]),
         on_gpu=about.get("backend") == "nccl",
-        communication=_overlap(trace, steady, "exchange"),
-        moving=_moving(found, set(steady)),
-        behind_data=behind_data(trace, steady),
-        waits_told=not waits_missing(about, len({span.rank for span in spans})),
+        communication=hidden_share(prepared, steady, "exchange"),
+        transferring=_transferring(prepared, set(steady)),
+        hidden_by_data=hidden_by_data(prepared, steady),
+        waits_known=trace.waits_unknown is None,
     )
     chosen, findings = verdict(facts)
-    rows, thinned = per_step(trace, most=_ROWS)
-    step = typical(trace, steady)
+    rows, thinned = per_step(prepared, most=_ROWS)
+    step = typical_step(prepared, steady)
     size, name = about.get("world_size"), about.get("strategy")
     return Analysis(
         strategy=name if isinstance(name, str) else None,
-        world_size=size if type(size) is int else len(trace.ranks),
-        notes=(*notes, *cut, *trace.notes, *_missing(trace), *thinned),
-        steps=trace.steps,
+        world_size=size if type(size) is int else len(prepared.ranks),
+        notes=(*trace.notes, *dropped, *prepared.notes, *_missing(prepared), *thinned),
+        steps=prepared.steps,
         steady_first=start.first,
         verdict=chosen,
         findings=findings,
         communication=facts.communication,
-        compression=_overlap(trace, steady, "encode"),
+        compression=hidden_share(prepared, steady, "encode"),
         step_ms=step_ms,
-        ranks=breakdowns(trace, steady),
+        ranks=breakdowns(prepared, steady),
         per_step=rows,
-        wire=speed,
-        late=late,
-        units=tuple(unit_table(trace, found, steady)),
+        network=network,
+        late=facts.late,
+        units=tuple(unit_table(prepared, steady)),
         startup=start,
-        critical_path=tuple(critical_path(trace, found, step)),
+        critical_path=tuple(critical_path(prepared, step)),
         critical_step=step,
         bound=limit,
         queue_ms=max((winsorized_mean(load.delay_ms) for load in facts.loads if load.delay_ms), default=None),
@@ -182,41 +171,31 @@ def analyze(
     )
 
 
-def _moving(found: Sequence[Meeting], kept: set[int]) -> frozenset[int]:
-    """The ranks of which transfers are known."""
-    return frozenset(one.rank for meeting in found if meeting.step in kept for one in meeting.joined if one.moved)
+def _link(about: Mapping[str, Any]) -> float | None:
+    """The bits per second of a rank's link, if the trace says so."""
+    link = about.get("bandwidth")
+    return float(link) if isinstance(link, int | float) and link > 0 else None
+
+
+def _transferring(trace: Prepared, steps: set[int]) -> frozenset[int]:
+    """The ranks whose transfers are known."""
+    members = (member for exchange in trace.exchanges if exchange.step in steps for member in exchange.members)
+    return frozenset(member.rank for member in members if member.transfer is not None)
 
 
 def _awaited(trace: Prepared, step: int) -> int:
-    """The rank that the others waited for: it has waited least itself."""
+    """The rank that the others waited for: it waited least itself."""
     return min(trace.ranks, key=lambda rank: trace.parts[rank][step]["wait"])
 
 
-def _overlap(trace: Prepared, steps: Sequence[int], lane: str) -> float | None:
-    """The mean over ranks, as far as each has any; decoding counts as compression.
-
-    What runs between recorded steps counts where compute is seen to hide it: else nobody knows what ran there.
-    """
-    kept = set(steps)
-    of = {"encode": ("encode", "decode")}.get(lane, (lane,))
-    values = []
-    for rank in trace.ranks:
-        # Compute of any step may hide it, also the next one's.
-        mine = [s for s in trace.spans[rank] if s.lane in COMPUTE or (s.lane in of and s.step in kept)]
-        made = [replace(s, lane=lane) if s.lane in of and s.lane != lane else s for s in mine]
-        values.append(overlap(made, of=lane, within=trace.known.get(rank, ())))
-    known = [value for value in values if value is not None]
-    return mean_or_zero(known) if known else None
-
-
-def _whole(spans: Sequence[Span], about: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """The first step of which no rank's recorder dropped a span, and a note where one did."""
-    recorder = about.get("recorder")
+def _whole_from(trace: Trace) -> tuple[int, list[str]]:
+    """The first step of which no rank's recorder dropped a span, with a note if one did."""
+    recorder = trace.metadata.get("recorder")
     dropped = recorder.get("dropped") if isinstance(recorder, dict) else 0
     if not isinstance(dropped, int) or dropped <= 0:
         return 0, []
     first: dict[int, int] = {}
-    for span in spans:
+    for span in trace.spans:
         if span.lane != STEP:
             first[span.rank] = min(span.step, first.get(span.rank, span.step))
     whole = max(first.values(), default=-1) + 1
@@ -224,10 +203,7 @@ def _whole(spans: Sequence[Span], about: Mapping[str, Any]) -> tuple[int, list[s
 
 
 def _missing(trace: Prepared) -> list[str]:
-    """What the trace does not hold, in sentences."""
+    """Notes about missing content."""
     if trace.has_compute:
         return []
     return ["it holds no compute: overlap and the bound are not known, and every exchange counts as exposed"]
-
-
-__all__ = ["FORMAT", "Analysis", "analyze"]

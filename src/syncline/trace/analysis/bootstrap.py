@@ -1,4 +1,4 @@
-"""How sure a mean over steps is: the mean is taken again of steps drawn anew, in blocks, for neighbours are alike."""
+"""Confidence intervals of trimmed means by a block bootstrap: neighbouring steps are similar, so blocks are drawn."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from torch import Tensor
 TRIM = 0.1
 """The share of the slowest and of the fastest steps that a mean leaves out."""
 STRAY = 0.02
-"""The same, where slow steps count unless they are few."""
+"""The same for a mean in which slow steps count unless they are very few."""
 DRAWS = 1000
-_STUDENT = 1.21  # (z^2 + 1) / 4 at 95%: the first term by which Student's t is wider than the normal
-_AT_ONCE = 2_000_000  # numbers of a column in memory
+_STUDENT = 1.21  # (z^2 + 1) / 4 at 95%: the first-order term by which Student's t is wider than the normal
+_AT_ONCE = 2_000_000  # numbers of a column that are in memory at once
 
 
 def trimmed(rows: Sequence[Sequence[float]], *, trim: float = TRIM) -> list[float]:
-    """The mean of each column over the steps (rows) in the middle by their first column, which is the step's time.
+    """The trimmed mean of each column over the steps (rows), trimmed by the first column, the step time.
 
     The same steps are left out of all columns, so that the phases of a step still sum to it.
 
@@ -29,10 +29,10 @@ def trimmed(rows: Sequence[Sequence[float]], *, trim: float = TRIM) -> list[floa
 
 
 def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS, trim: float = TRIM) -> Tensor:
-    """What `trimmed` would be of other runs like this one: a row a draw. The same every time.
+    """`trimmed` of resampled runs, one row per draw; deterministic for a seed.
 
-    Steps are drawn in blocks, around the end to the beginning. Few blocks vary less than what they were drawn from, and
-    say little of how much that varies: deviations are stretched, as Student's t does for so few.
+    Steps are drawn in blocks that wrap around from the end to the beginning. A few blocks vary less than the steps that
+    they are drawn from, so deviations are stretched, as Student's t does for small samples.
     """
     table = torch.tensor(rows, dtype=torch.float64)
     n, columns = table.shape
@@ -47,33 +47,35 @@ def draws(rows: Sequence[Sequence[float]], *, seed: int, count: int = DRAWS, tri
         made.append(torch.stack([table[:, column][kept].mean(1) for column in range(columns)], dim=1))
     found = torch.cat(made)
     centre = torch.tensor(trimmed(rows, trim=trim), dtype=torch.float64)
-    free = max(1.0, 2 * (n / block - 1))  # of the two samples that are compared
+    free = max(1.0, 2 * (n / block - 1))  # degrees of freedom of the two samples that are compared
     stretch = math.sqrt(n / max(1, n - block)) * (1 + _STUDENT / free)
     return centre + (found - centre) * stretch
 
 
 def _block(times: Tensor) -> int:
-    """So many steps that what is alike stays together: n^(1/3), the more the more a step is like the one before."""
+    """The block length: n^(1/3), longer if neighbouring steps are more similar."""
     n = len(times)
     off = times - times.median()
-    off = off.clamp(-3 * off.abs().median(), 3 * off.abs().median())  # a single slow step says nothing of its neighbour
+    off = off.clamp(
+        -3 * off.abs().median(), 3 * off.abs().median()
+    )  # a single slow step says nothing about its neighbour
     spread = float((off * off).sum())
     alike = min(0.9, max(0.0, float((off[1:] * off[:-1]).sum()) / spread)) if spread else 0.0
-    # What suits a series in which each value keeps this share of the one before (Politis and White).
+    # The best length for a series with this autocorrelation (Politis and White).
     root = float(n ** (1 / 3))
     best = 1.82 * float((alike / (1 - alike**2)) ** (2 / 3)) * root
     return max(1, min(n // 4, round(max(best, root))))
 
 
 def interval(values: Tensor, *, confidence: float) -> tuple[float, float]:
-    """The inner `confidence` of some draws."""
+    """The central interval that holds this share of the draws."""
     tail = (1 - confidence) / 2
     low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=values.dtype))
     return float(low), float(high)
 
 
 def _inner(times: Tensor, trim: float) -> Tensor:
-    """By row, the places without the shortest and the longest."""
+    """By row, the indices without the shortest and the longest steps."""
     n = times.shape[1]
     cut = int(n * trim)
     return times.argsort(dim=1, stable=True)[:, cut : n - cut]

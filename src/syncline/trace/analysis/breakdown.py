@@ -1,12 +1,13 @@
-"""Where the time of a rank goes, by phase: shares and ms a step, and the same for every single step."""
+"""Breakdown of step time by phase, for each rank and each step; the lower bound of the step time."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncline.stats import mean_or_zero, median_mean_p95
+from syncline.trace.analysis.network import NetworkUse
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.span import PHASES
+from syncline.trace.span import PHASES, TRAINING_LANES
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,19 @@ class Breakdown:
 
 
 def breakdowns(trace: Prepared, steps: Sequence[int]) -> tuple[Breakdown, ...]:
-    """A row a rank, over these steps."""
+    """One row per rank, over these steps."""
     rows = []
     for rank in trace.ranks:
         ms = {phase: mean_or_zero(trace.phase(phase, rank, steps)) for phase in PHASES}
         whole = sum(ms.values())
-        # Steps without any length are nothing known, and shares sum to 1 all the same.
+        # Shares sum to 1 even if the steps have no length.
         shares = {phase: value / whole if whole else float(phase == "other") for phase, value in ms.items()}
         rows.append(Breakdown(rank, median_mean_p95([trace.ms(rank, step) for step in steps]), shares, ms))
     return tuple(rows)
 
 
 def per_step(trace: Prepared, *, most: int) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    """A row a rank and step, evenly thinned to about `most`, and a note where it was."""
+    """One row per rank and step, evenly thinned to about `most`; with a note if it was thinned."""
     every = -(-len(trace.steps) * len(trace.ranks) // most)
     kept = trace.steps[:: max(1, every)]
     rows = tuple(
@@ -50,3 +51,30 @@ def per_step(trace: Prepared, *, most: int) -> tuple[tuple[dict[str, Any], ...],
         for step in kept
     )
     return rows, [f"of {len(trace.steps)} steps every {every}th is in the table of single steps"] if every > 1 else []
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time that a step can take with perfect overlap: its compute or its bytes, whichever takes longer.
+
+    `compute_ms` is the slowest rank's, None without compute; `distance` is step / bound - 1.
+    """
+
+    compute_ms: float | None
+    wire_ms: float | None
+    bound_ms: float | None
+    distance: float | None
+
+    def as_json(self) -> dict[str, float | None]:
+        """As in the analysis."""
+        return asdict(self)
+
+
+def bound(trace: Prepared, steps: Sequence[int], network: NetworkUse | None, *, step_ms: float) -> Bound:
+    """The bound of these steps, and how far they are above it."""
+    sums = [sum(mean_or_zero(trace.phase(phase, rank, steps)) for phase in TRAINING_LANES) for rank in trace.ranks]
+    compute = max(sums, default=0.0) or None
+    transfers = network.wire_ms if network is not None else None
+    # Without compute nobody knows what could hide the transfers.
+    least = None if compute is None else max(compute, transfers or 0.0)
+    return Bound(compute, transfers, least, step_ms / least - 1 if least else None)

@@ -1,4 +1,4 @@
-"""What the ranks' processes took of their hosts, from the `usage`, `hosts` and `cores` that a trace may carry."""
+"""CPU load of the hosts: CPU time and scheduling delay of the ranks, from the trace's `usage`, `hosts` and `cores`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from syncline.stats import winsorized_mean
 
 
 @dataclass(frozen=True)
-class Load:
+class HostLoad:
     """How busy one host was, over the steady steps.
 
     delay_ms: for each step, how long the training thread of the rank that all others waited for was ready to run and
-    did not; 0 where that rank is on another host. A delay of a rank that waits anyway costs nothing.
-    cpu_ms: CPU time a step of all ranks there; None where nobody counted. cores: 0 where not known.
+    had no core; 0 if that rank is on another host. A delay of a rank that waits anyway costs nothing.
+    cpu_ms: CPU time per step of all ranks there; None if it was not measured. cores: 0 if unknown.
     """
 
     host: str
@@ -22,13 +22,13 @@ class Load:
     cpu_ms: float | None
     delay_ms: tuple[float, ...]
     by_rank: Mapping[int, float]
-    """Each rank's delay a step."""
+    """Each rank's delay per step."""
 
 
-def loads(
+def host_loads(
     metadata: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int], *, awaited: Sequence[int]
-) -> tuple[Load, ...]:
-    """A row a host; nothing where the trace says neither usage nor cores. Odd entries are passed over.
+) -> tuple[HostLoad, ...]:
+    """One row per host; none if the trace has neither usage nor cores. Invalid entries are skipped.
 
     `awaited` is, for each step, the rank that waited least.
     """
@@ -46,7 +46,7 @@ def loads(
         delays = {rank: [rows[rank].get(step, (0, 0))[1] / 1e6 for step in steps] for rank in counted}
         spent = [sum(rows[rank].get(step, (0, 0))[0] for rank in counted) / 1e6 for step in steps]
         result.append(
-            Load(
+            HostLoad(
                 host=host,
                 ranks=tuple(members),
                 cores=number if type(number) is int and number > 0 else 0,
@@ -64,7 +64,7 @@ def _table(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _rows(value: Any) -> dict[int, tuple[int, int]]:
-    """By step: CPU time of the process, run delay of its training thread."""
+    """By step: CPU time of the process, scheduling delay of its training thread."""
     if not isinstance(value, list):
         return {}
     good = (r for r in value if isinstance(r, list) and len(r) == 3 and all(type(n) is int for n in r))

@@ -1,10 +1,10 @@
-"""Two traces compared, phase by phase: what a step takes more or less, and how sure that is. Pure.
+"""Comparison of two traces, phase by phase: the difference per step and its confidence interval.
 
-Figures are of steady steps, each the mean over ranks, without the slowest and the fastest tenth of the steps, so that a
-stray step hides nothing. What only every tenth step does is seen in a second mean, which leaves out stray ones alone.
+Figures are of steady steps, the mean over ranks, without the slowest and the fastest tenth of the steps, so that a
+single odd step hides nothing. A second mean leaves out only the slowest few, to show what happens in every tenth step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.analysis.units import UnitRow
-from syncline.trace.span import PHASES, Span
+from syncline.trace.merge.merge import Trace
+from syncline.trace.span import PHASES
 
 FORMAT = "syncline diff 1"
 CONFIDENCE = 0.95
 FEWEST = 8
-"""Steady steps of each trace below which no interval is given."""
+"""The least number of steady steps of each trace for a confidence interval."""
 THRESHOLD = 0.05
 _UNITS = 8
 _SEEDS = 20_011, 20_021
@@ -27,17 +28,17 @@ _SEEDS = 20_011, 20_021
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: its figures, and the table of its steady steps (ms: the step, then its phases)."""
+    """One of the two traces: its analysis, and the table of its steady steps (ms: the step, then its phases)."""
 
-    told: Analysis
+    analysis: Analysis
     source: str
     steps: tuple[int, ...]
     rows: tuple[tuple[float, ...], ...]
     bytes: float
 
     def as_json(self) -> dict[str, Any]:
-        """What it is and what was taken of it."""
-        told = self.told
+        """As in `Diff.as_json`."""
+        told = self.analysis
         return {
             "source": self.source,
             "strategy": told.strategy,
@@ -52,7 +53,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """A step or a phase in A and in B, in ms; without an interval where there are too few steps."""
+    """A step or a phase in A and in B, in ms; without an interval if there are too few steps."""
 
     a_ms: float
     b_ms: float
@@ -60,17 +61,17 @@ class Change:
 
     @property
     def difference_ms(self) -> float:
-        """What B takes more."""
+        """B minus A."""
         return self.b_ms - self.a_ms
 
     @property
     def ratio(self) -> float | None:
-        """B over A."""
+        """B / A."""
         return self.b_ms / self.a_ms if self.a_ms > 0 else None
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Whether 0 is outside the interval."""
         return self.interval_ms is not None and not self.interval_ms[0] <= 0 <= self.interval_ms[1]
 
     def as_json(self) -> dict[str, Any]:
@@ -82,26 +83,26 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """What came of it; `kind` is slower, faster, same or unknown, `exit_code` what a gate should return."""
+    """The result: `kind` is slower, faster, same or unknown; `exit_code` is for a CI gate."""
 
     a: Side
     b: Side
     threshold: float
     step: Change
     slow_steps: Change
-    """The step once more, with slow ones counted."""
+    """The step again, in a mean that includes slow steps."""
     phases: Mapping[str, Change]
     units: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
 
     @property
     def enough(self) -> bool:
-        """Whether both have steps enough to tell."""
+        """Whether both traces have enough steps."""
         return self.step.interval_ms is not None
 
     @property
     def kind(self) -> str:
-        """Of the step: a difference counts when it is significant and larger than the threshold."""
+        """The verdict on the step: a difference counts if it is significant and larger than the threshold."""
         if not self.enough or self.step.ratio is None:
             return "unknown"
         if self._counts(self.step) > 0 or self._counts(self.slow_steps) > 0:
@@ -110,26 +111,26 @@ class Diff:
 
     @property
     def exit_code(self) -> int:
-        """0 not slower, 1 slower, 2 not to be told."""
+        """0 not slower, 1 slower, 2 unknown."""
         return {"slower": 1, "unknown": 2}.get(self.kind, 0)
 
     @property
     def sentence(self) -> str:
-        """The outcome, with what it is made of."""
+        """The outcome in one sentence, with its largest part."""
         step = self.step
         if not self.enough:
             few = [f"{name} has {len(side.steps)}" for name, side in (("A", self.a), ("B", self.b))
                    if len(side.steps) < FEWEST]  # fmt: skip
-            return f"too few steady steps to tell: {' and '.join(few)}, {FEWEST} are needed: trace more steps"
+            return f"too few steady steps for a verdict: {' and '.join(few)}, {FEWEST} are needed: trace more steps"
         if step.ratio is None:
             return "the steps of A take no time, so nothing can be compared with them: record A again"
         assert step.interval_ms is not None
         low, high = step.interval_ms
-        size = f"{step.difference_ms:+.2f} ms a step ({low:+.2f} to {high:+.2f}), {step.ratio - 1:+.1%}"
+        size = f"{step.difference_ms:+.2f} ms per step ({low:+.2f} to {high:+.2f}), {step.ratio - 1:+.1%}"
         if self.kind == "slower" and self._counts(step) <= 0:
             return _slow_steps(self.slow_steps, step)
         if not step.significant:
-            return f"no difference that is more than chance: {size}"
+            return f"no significant difference: {size}"
         word = "slower" if step.difference_ms > 0 else "faster"
         if self.kind == "same":
             return f"B is {word}, by no more than {self.threshold:.0%}: {size}"
@@ -153,42 +154,45 @@ class Diff:
         }
 
     def _counts(self, change: Change) -> int:
-        """1 where it is slower, more than chance and the threshold allow; -1 where faster."""
+        """1 if slower, -1 if faster, 0 if the change is not significant or within the threshold."""
         ratio = change.ratio
         if ratio is None or not change.significant or abs(ratio - 1) <= self.threshold:
             return 0
         return 1 if ratio > 1 else -1
 
 
-def side(
-    spans: Iterable[Span], *, metadata: Mapping[str, Any] | None = None, notes: Sequence[str] = (), source: str = ""
-) -> Side:
-    """A trace made ready: its analysis, and its steady steps."""
-    spans = list(spans)
-    told = analyze(spans, metadata=metadata, notes=notes)
-    trace = prepare(spans)
-    steady = tuple(step for step in trace.steps if step >= told.steady_first)
-    count = len(trace.ranks)
+def side(trace: Trace, *, source: str = "") -> Side:
+    """Prepare one trace for the comparison: its analysis, and its steady steps."""
+    analysis = analyze(trace)
+    prepared = prepare(trace)
+    steady = tuple(step for step in prepared.steps if step >= analysis.steady_first)
+    count = len(prepared.ranks)
     rows = []
-    for step, ms in zip(steady, trace.series(steady), strict=True):
-        parts = [trace.parts[rank][step] for rank in trace.ranks]
+    for step, ms in zip(steady, prepared.series(steady), strict=True):
+        parts = [prepared.parts[rank][step] for rank in prepared.ranks]
         rows.append((ms, *(sum(part[phase] for part in parts) / count / 1e6 for phase in PHASES)))
-    sent = sum(s.bytes for s in spans if s.lane == "exchange" and s.step in set(steady) and s.rank in trace.ranks)
-    return Side(told, source, steady, tuple(rows), sent / count / max(1, len(steady)))
+    kept = set(steady)
+    sent = sum(
+        span.bytes
+        for rank in prepared.ranks
+        for span in prepared.spans[rank]
+        if span.lane == "exchange" and span.step in kept
+    )
+    return Side(analysis, source, steady, tuple(rows), sent / count / max(1, len(steady)))
 
 
 def diff(a: Side, b: Side, *, threshold: float = THRESHOLD) -> Diff:
-    """B against A; a slower B counts from `threshold` (a share of A's step) on."""
+    """Compare B with A; `threshold` is the least change that counts, as a share of A's step."""
     if not threshold >= 0:
         raise UsageError(f"a threshold of {threshold}: use 0 or more, such as 5%")
     changes = _changes(a.rows, b.rows, TRIM)
     (slow,) = _changes([row[:1] for row in a.rows], [row[:1] for row in b.rows], STRAY)
     phases = dict(zip(PHASES, changes[1:], strict=True))
-    return Diff(a, b, threshold, changes[0], slow, phases, _units(a.told.units, b.told.units), _notes(a, b))
+    return Diff(a, b, threshold, changes[0], slow, phases, _units(a.analysis.units, b.analysis.units), _notes(a, b))
 
 
 def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: float) -> list[Change]:
-    """Of each column."""
+    """The change of each column."""
     before, after = trimmed(a, trim=trim), trimmed(b, trim=trim)
     between: list[tuple[float, float] | None] = [None] * len(before)
     if min(len(a), len(b)) >= FEWEST:
@@ -198,18 +202,18 @@ def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: f
 
 
 def _slow_steps(all_steps: Change, step: Change) -> str:
-    """The sentence where most steps are as before."""
+    """The sentence if only some steps are slower."""
     assert all_steps.interval_ms is not None
     assert all_steps.ratio is not None
     low, high = all_steps.interval_ms
     return (
-        f"B is slower in some steps: with them {all_steps.difference_ms:+.2f} ms a step ({low:+.2f} to {high:+.2f}),"
+        f"B is slower in some steps: with them {all_steps.difference_ms:+.2f} ms per step ({low:+.2f} to {high:+.2f}),"
         f" {all_steps.ratio - 1:+.1%}; without the slowest tenth {step.difference_ms:+.2f} ms"
     )
 
 
 def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], ...]:
-    """The units that changed most: by what of them is exposed, then by their transfers."""
+    """The units that changed most: by exposed time, then by transfer time."""
     left, right = ({(row.name, row.unit): row for row in rows} for rows in (a, b))
     rows = []
     for key in {**left, **right}:
@@ -229,12 +233,12 @@ def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], 
 def _notes(a: Side, b: Side) -> tuple[str, ...]:
     notes = []
     for what, one, other in (
-        ("strategies", a.told.strategy, b.told.strategy),
-        ("numbers of ranks", a.told.world_size, b.told.world_size),
+        ("strategies", a.analysis.strategy, b.analysis.strategy),
+        ("numbers of ranks", a.analysis.world_size, b.analysis.world_size),
     ):
         if one != other:
             notes.append(f"the {what} differ: A has {one or 'an unknown one'}, B has {other or 'an unknown one'}")
-    names = [{(row.name, row.unit) for row in s.told.units} for s in (a, b)]
+    names = [{(row.name, row.unit) for row in s.analysis.units} for s in (a, b)]
     if all(names) and not names[0] & names[1]:
         notes.append("A and B have no unit in common")
     return tuple(notes)

@@ -1,27 +1,27 @@
-"""What causes are judged by, and what they find."""
+"""Facts and findings: the input and the output of the functions that look for a cause of slowness."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncline.stats import mean_or_zero, winsorized_mean
-from syncline.trace.analysis.cpu_load import Load
-from syncline.trace.analysis.exchanges import Late
-from syncline.trace.analysis.limits import Bound
-from syncline.trace.analysis.network import Wire
+from syncline.trace.analysis.breakdown import Bound
+from syncline.trace.analysis.cpu_load import HostLoad
+from syncline.trace.analysis.late_ranks import LateRank
+from syncline.trace.analysis.network import NetworkUse
 from syncline.trace.analysis.startup import StartUp
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause with its evidence, and what a step would lose without it; None where that cannot be said."""
+    """A cause with its evidence. `recoverable_ms`: what fixing it would save per step; None where that is unknown."""
 
     kind: str
     sentence: str
     recoverable_ms: float | None = None
     doubt_ms: float = 0.0
-    """What is below this may be chance."""
+    """An effect below this may be chance."""
     leads: bool = False
-    """Whether others may be its consequences: it comes before those that cost up to twice as much."""
+    """Whether other findings may be consequences of this one: it comes before those that cost up to twice as much."""
 
     def as_json(self) -> dict[str, object]:
         """As in the analysis."""
@@ -30,44 +30,70 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What causes are judged by; series are over the steady steps."""
+    """The figures that causes are judged by; series are over the steady steps."""
 
     ranks: tuple[int, ...]
     steps: int
     all_steps: int
     step_ms: float
-    """The usual step."""
+    """The winsorized mean of the steady steps."""
     whole_ms: float
-    """All steps of the trace, start-up too."""
+    """All steps of the trace, with start-up."""
     phases: dict[str, dict[int, tuple[float, ...]]]
     """By phase and rank: ms in each step."""
-    late: tuple[Late, ...]
-    wire: Wire | None
+    late: tuple[LateRank, ...]
+    network: NetworkUse | None
     bound: Bound
     startup: StartUp
-    loads: tuple[Load, ...] = ()
+    loads: tuple[HostLoad, ...] = ()
     on_gpu: bool = False
     communication: float | None = None
-    """The share of transfers' time that compute hides."""
-    moving: frozenset[int] = frozenset()
-    """Ranks that have a transfer; of others a Horovod timeline has only when they came."""
-    behind_data: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """By rank: ms of each step in which loading data hides an exchange that nothing else hides."""
-    waits_told: bool = True
-    """Whether waits for a late rank are told from transfers."""
+    """The share of the transfers' time that compute hides."""
+    transferring: frozenset[int] = frozenset()
+    """Ranks that have transfers; a Horovod timeline has only the joins of the others."""
+    hidden_by_data: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """By rank: ms of each step in which only data loading hides an exchange."""
+    waits_known: bool = True
+    """Whether waits for a late rank are separated from transfers."""
 
     def ms(self, phase: str) -> float:
-        """A phase's ms a step, the mean over ranks; of exchanges, over those that have any."""
+        """A phase's ms per step, the mean over ranks; for exchanges, over the ranks that have transfers."""
         return mean_or_zero([winsorized_mean(series) for series in self._of(phase)])
 
     def series(self, phase: str) -> list[float]:
-        """A phase's ms in each step, the mean over ranks; of exchanges, over those that have any."""
+        """A phase's ms in each step, the mean over the same ranks."""
         return [mean_or_zero(column) for column in zip(*self._of(phase), strict=True)]
 
     def _of(self, phase: str) -> list[tuple[float, ...]]:
-        some = phase == "exposed_exchange" and self.moving
-        return [series for rank, series in self.phases[phase].items() if not some or rank in self.moving]
+        some = phase == "exposed_exchange" and self.transferring
+        return [series for rank, series in self.phases[phase].items() if not some or rank in self.transferring]
 
     def share(self, ms: float) -> str:
-        """Of the step, in percent."""
+        """This time as a percentage of the step."""
         return f"{ms / self.step_ms:.0%}" if self.step_ms else "-"
+
+
+def words(phase: str) -> str:
+    """A phase as sentences name it."""
+    names = {"exposed_encode": "encoding", "exposed_exchange": "its transfers", "data": "data loading"}
+    names |= {"wait": "waits"}
+    names |= {"other": "work outside the recorded lanes", "replan": "planning", "probe": "measuring"}
+    return names.get(phase, phase)
+
+
+def size(count: float) -> str:
+    """Bytes with a unit."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def bits(rate: float) -> str:
+    """Bits per second with a unit."""
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if rate < 1000:
+            return f"{rate:.3g} {unit}"
+        rate /= 1000
+    return f"{rate:.3g} Gbit/s"

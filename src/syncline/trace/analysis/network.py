@@ -1,4 +1,4 @@
-"""What exchanges cost: latency and bandwidth as the trace shows them, and the wire's share of a step."""
+"""Cost of exchanges on the network: messages, bytes, latency and bandwidth, as the trace shows them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,93 +7,93 @@ from itertools import combinations
 from typing import Any
 
 from syncline.stats import mean_or_zero, median, median_or_zero, quantile
-from syncline.trace.analysis.exchanges import Joined, Meeting
 from syncline.trace.analysis.steps import Prepared
+from syncline.trace.merge.exchanges import Exchange, Member
 
 SMALL = 1 << 16
-"""Bytes: without sizes to compare, a message below this is taken to cost its latency, one above its bytes."""
+"""Bytes: if all messages have one size, a smaller message is assumed to cost only latency, a larger one only bytes."""
 ASSUMED_BITS = 100e6
-"""Bits a second: what a link has at least, where the trace cannot tell and the messages are small."""
+"""Bits per second: the assumed least bandwidth, if the messages are small and the trace does not show it."""
 
 _POINTS = 48
-_APART = 8.0  # the largest message over the smallest, for a line through their times
-_ALONE = 1.2  # messages under way at once, on average: with more, a message's own time says little
-_FASTER = 20.0  # than any step shows: so much, and no more, is believed of a fitted line
+_APART = 8.0  # least ratio of the largest message to the smallest, to fit a line through their times
+_ALONE = 1.2  # mean number of messages under way at once; with more, the time of one message says little
+_FASTER = 20.0  # a fitted bandwidth may exceed the one seen in steps by at most this factor
 
 
 @dataclass(frozen=True)
-class Wire:
-    """A step's exchanges on one rank, the mean over ranks and steps."""
+class NetworkUse:
+    """The exchanges of one step on one rank, the mean over ranks and steps."""
 
     messages: float
     bytes: float
     wire_bytes: float
-    """With what a collective sends several times counted."""
+    """Bytes on the link: parts that a collective sends several times count several times."""
     wait_ms: float
     busy_ms: float
     """Time with at least one transfer under way, hidden or not."""
     latency_ms: float
-    """Of one message."""
+    """The latency of one message."""
     bits: float | None
-    """Payload bits a second, without the latency; None where no message has a size."""
+    """Payload bits per second, without latency; None if no message has a size."""
     known: str
-    """Where these come from: `fitted` over sizes, the `link`, `seen` (bytes over time), or `assumed`."""
+    """Source of latency and bandwidth: `fitted` over sizes, the `link`, `seen` (bytes over time), or `assumed`."""
     link: float | None
     best: float | None
-    """The bandwidth that one step in ten exceeds, or a fitted line's where that is more."""
+    """The bandwidth that one step in ten exceeds, or the fitted one if that is higher."""
 
     @property
     def wire_ms(self) -> float | None:
-        """What a step's bytes need at least."""
+        """The least time that a step's bytes take."""
         if self.link:
             return self.wire_bytes * 8e3 / self.link
         return self.bytes * 8e3 / self.best if self.best else None
 
     @property
     def latency_share(self) -> float:
-        """Of the transfers' time, what is latency, as far as latency and bytes explain it."""
+        """The share of latency in the part of the transfers' time that latency and bytes explain."""
         latency = self.messages * self.latency_ms
         moving = self.bytes * 8e3 / self.bits if self.bits else 0.0
         return latency / (latency + moving) if latency else 0.0
 
 
-def wire(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int], *, link: float | None = None) -> Wire | None:
-    """The figures over these steps; None where nothing was exchanged. `link` is its bits a second, if known."""
-    kept, workers = set(steps), set(trace.ranks)
-    by: dict[tuple[int, int], list[Joined]] = defaultdict(list)
+def network_use(trace: Prepared, steps: Sequence[int], *, link: float | None = None) -> NetworkUse | None:
+    """The network use over these steps; None if nothing was exchanged. `link`: its bits per second, if known."""
+    workers = set(trace.ranks)
+    by: dict[tuple[int, int], list[Member]] = defaultdict(list)
     waits: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     sent: dict[int, float] = defaultdict(float)
-    for meeting in found:
-        if meeting.step not in kept:
-            continue
-        for one in meeting.joined:
-            if one.rank in workers:
-                waits[one.rank, meeting.step].append((one.at, one.begin))
-                if one.moved:
-                    by[one.rank, meeting.step].append(one)
-                    sent[one.rank] += one.bytes * _factor(meeting.name, len(meeting.joined))
+    kept = set(steps)
+    exchanges = [exchange for exchange in trace.exchanges if exchange.step in kept]
+    for exchange in exchanges:
+        for member in exchange.members:
+            if member.rank in workers:
+                waits[member.rank, exchange.step].append((member.joined, member.started))
+                if member.transfer is not None:
+                    by[member.rank, exchange.step].append(member)
+                    sent[member.rank] += member.bytes * _factor(exchange.name, len(exchange.members))
     if not by:
         return None
     ranks, count = len({rank for rank, _ in by}), len(steps)
     whole = ranks * count
-    busy = {key: covered([(one.begin, one.end) for one in members]) for key, members in by.items()}
+    busy = {key: covered([(one.started, one.ended) for one in members]) for key, members in by.items()}
     sizes = {key: sum(one.bytes for one in members) for key, members in by.items()}
     rates = [sizes[key] * 8e9 / busy[key] for key in by if busy[key] and sizes[key]]
     best = quantile(rates, 0.9) if rates else None
-    points = _points([m for m in found if m.step in kept])
+    points = _points(exchanges)
     crowd = sum(len(members) for members in by.values()) / max(1, sum(_stretches(members) for members in by.values()))
     if crowd > _ALONE:
-        # Messages share the wire: of its busy time each has as much as any other.
+        # Messages share the network: each gets an equal part of its busy time.
         count_all = sum(len(members) for members in by.values())
         points = [(sum(sizes.values()) / count_all, sum(busy.values()) / 1e6 / count_all)]
     latency, bits, known = _cost(points, link, best, factor=_mean(sent) / max(1, _mean(sizes) * count))
     if best is not None and bits is not None and known == "fitted":
         best = max(best, bits)
-    return Wire(
+    return NetworkUse(
         messages=sum(len(members) for members in by.values()) / whole,
         bytes=sum(sizes.values()) / whole,
         wire_bytes=sum(sent.values()) / whole,
-        wait_ms=sum(covered(pieces) for pieces in waits.values()) / 1e6 / max(1, len(trace.ranks) * count),
+        wait_ms=sum(covered(intervals) for intervals in waits.values()) / 1e6 / max(1, len(trace.ranks) * count),
         busy_ms=sum(busy.values()) / 1e6 / whole,
         latency_ms=latency,
         bits=bits,
@@ -103,14 +103,14 @@ def wire(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int], *, lin
     )
 
 
-def covered(pieces: Sequence[tuple[int, int]]) -> int:
-    """The time that these cover together.
+def covered(intervals: Sequence[tuple[int, int]]) -> int:
+    """The length of the union of these intervals.
 
     >>> covered([(0, 10), (5, 20), (30, 31)])
     21
     """
     whole, until = 0, None
-    for start, end in sorted(pieces):
+    for start, end in sorted(intervals):
         begin = start if until is None else max(start, until)
         if end > begin:
             whole += end - begin
@@ -118,22 +118,20 @@ def covered(pieces: Sequence[tuple[int, int]]) -> int:
     return whole
 
 
-def _stretches(members: Sequence[Joined]) -> int:
-    """How many times the wire falls idle behind these."""
+def _stretches(members: Sequence[Member]) -> int:
+    """The number of separate busy periods of the network."""
     count, until = 0, -1
-    for one in sorted(members, key=lambda one: one.begin):
-        count += one.begin >= until
-        until = max(until, one.end)
+    for member in sorted(members, key=lambda member: member.started):
+        count += member.started >= until
+        until = max(until, member.ended)
     return count
 
 
 def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Latency and time a byte through pairs of bytes and time, or nothing where sizes are too alike.
+    """Fit time = latency + bytes * slope to pairs (bytes, time); None if the sizes are too similar.
 
-    Times that do not grow with sizes are latency: a byte costs nothing then.
-
-    The slope is the median of those between all pairs, weighted by how far apart their sizes are, so that neither a
-    few odd messages nor many of one size decide it.
+    If times do not grow with sizes, all of it is latency and the slope is 0. The slope is the median over all pairs,
+    weighted by the difference of their sizes, so that neither a few odd messages nor many of one size decide it.
 
     >>> fit([(1000.0, 2.0), (2000.0, 3.0), (9000.0, 10.0), (100.0, 50.0), (20000.0, 21.0)])
     (1.0, 0.001)
@@ -157,25 +155,25 @@ def _mean(values: Mapping[Any, float]) -> float:
 
 
 def _factor(name: str, ranks: int) -> float:
-    """Bytes on a rank's link for each byte of the message, both ways at once counted once."""
+    """Bytes on a rank's link per byte of the message; sending and receiving at once count once."""
     if ranks < 2:
         return 1.0
     return {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": float(ranks - 1)}.get(name, 1.0)
 
 
-def _points(found: Sequence[Meeting]) -> list[tuple[float, float]]:
+def _points(exchanges: Sequence[Exchange]) -> list[tuple[float, float]]:
     """Bytes and ms of each unit's message, medians."""
     times: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
-    for meeting in found:
-        moved = [one for one in meeting.joined if one.moved]
-        if moved:
-            lasted = median_or_zero([(one.end - one.begin) / 1e6 for one in moved])
-            times[meeting.name, meeting.unit].append((max(one.bytes for one in moved), lasted))
+    for exchange in exchanges:
+        transfers = [member.transfer for member in exchange.members if member.transfer is not None]
+        if transfers:
+            lasted = median([(transfer.end - transfer.start) / 1e6 for transfer in transfers])
+            times[exchange.name, exchange.unit].append((max(transfer.bytes for transfer in transfers), lasted))
     return [(median([size for size, _ in of]), median([time for _, time in of])) for of in times.values()]
 
 
 def _fewer(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Medians of neighbours by size, so that pairs stay few."""
+    """Medians of neighbours by size, to limit the number of pairs."""
     width = -(-len(points) // _POINTS) or 1
     groups = [points[at : at + width] for at in range(0, len(points), width)]
     return [
@@ -186,7 +184,7 @@ def _fewer(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _cost(
     points: Sequence[tuple[float, float]], link: float | None, best: float | None, *, factor: float
 ) -> tuple[float, float | None, str]:
-    """Latency in ms, payload bits a second, and where they come from."""
+    """Latency in ms, payload bits per second, and their source."""
     sized = [(size, time) for size, time in points if size > 0]
     if not sized:
         return median_or_zero([time for _, time in points]), None, "seen"

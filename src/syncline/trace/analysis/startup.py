@@ -1,4 +1,4 @@
-"""Start-up against steady state: which steps come before the series settles, what they cost, and on what."""
+"""Start-up: the first steps, which are slower than the steady ones, their extra cost and its causes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from syncline.trace.analysis.steps import Prepared
 from syncline.trace.span import PHASES
 
 PLANNING = ("replan", "probe")
-"""Names of spans in which Syncline measures and plans; they lie in the lane `update`."""
+"""Names of the spans in which Syncline measures and plans; they are in the lane `update`."""
 
-_FEWEST = 5  # a shorter series has no later half to compare with
-_LOOK = 5  # steps that must be as later ones are, but for one, before the series has settled
+_FEWEST = 5  # a shorter series has no second half to compare with
+_LOOK = 5  # steady state begins when these many steps, all but one, are like the later ones
 _SLOWER, _SPREADS = 0.25, 4.0
 
 
 @dataclass(frozen=True)
 class StartUp:
-    """`steps` at the beginning took `extra_ms` more than as many steady ones, by phase in `causes`."""
+    """The first `steps` steps took `extra_ms` more than as many steady ones; `causes` has that time by phase."""
 
     first: int
     """The first steady step."""
@@ -39,15 +39,15 @@ class StartUp:
 
 
 def start_up(trace: Prepared) -> StartUp:
-    """Where steady state begins, from the steps' times and from what Syncline says of its planning."""
+    """Find the first steady step from the step times and from Syncline's planning spans."""
     series = trace.series(trace.steps)
     planned = _planned(trace)
-    begin = settled(series)
+    begin = first_steady(series)
     if trace.steps[0] == 0 and len(series) > 1:
         begin = max(begin, 1)
     made = [place for place, step in enumerate(trace.steps) if "replan" in planned.get(step, {})]
     if made and made[0] + 1 < len(series):
-        begin = max(begin, made[0] + 1)  # until its first plan it measures, with another one
+        begin = max(begin, made[0] + 1)  # before its first plan Syncline measures, with another plan
     steady = series[begin:]
     usual = median_or_zero(steady)
     early, late = trace.steps[:begin], trace.steps[begin:]
@@ -62,10 +62,10 @@ def start_up(trace: Prepared) -> StartUp:
     )
 
 
-def settled(series: Sequence[float]) -> int:
-    """The place from which on a series is as its second half is.
+def first_steady(series: Sequence[float]) -> int:
+    """The index from which on a series of step times looks like its second half.
 
-    >>> settled([900.0, 20.0, 300.0, 21.0, 19.0, 20.0, 22.0, 20.0, 21.0, 20.0])
+    >>> first_steady([900.0, 20.0, 300.0, 21.0, 19.0, 20.0, 22.0, 20.0, 21.0, 20.0])
     3
     """
     later = series[len(series) // 2 :]
@@ -76,13 +76,13 @@ def settled(series: Sequence[float]) -> int:
     limit = usual + max(_SPREADS * spread, _SLOWER * usual)
     for place in range(len(series) // 2 + 1):
         following = series[place : place + _LOOK]
-        if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not _again(following, limit):
+        if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not _is_rebuild(following, limit):
             return place
     return len(series) // 2
 
 
-def _again(following: Sequence[float], limit: float) -> bool:
-    """One slow step among the next is chance, unless it is by far too slow for that: DDP lays its buckets out anew."""
+def _is_rebuild(following: Sequence[float], limit: float) -> bool:
+    """Whether a step is too slow to be chance: DDP rebuilds its buckets."""
     return any(ms > 4 * limit for ms in following)
 
 
@@ -100,6 +100,7 @@ def _planned(trace: Prepared) -> dict[int, dict[str, float]]:
 def _causes(
     trace: Prepared, early: Sequence[int], late: Sequence[int], planned: dict[int, dict[str, float]]
 ) -> tuple[tuple[str, float], ...]:
+    """By phase, planning apart: ms that the early steps took longer than as many late ones, the largest first."""
     extra: dict[str, float] = {}
     for phase in PHASES:
         usual = mean_or_zero([mean_or_zero(trace.phase(phase, rank, late)) for rank in trace.ranks])
@@ -110,7 +111,7 @@ def _causes(
     for step in early:
         names = planned.get(step, {})
         own = sum(names.values())
-        # What it plans from was measured before that, in the same update: all of it is planning's, by their lengths.
+        # Measurements for the plan run in the same update, before the planning span: they count as planning too.
         spent = mean_or_zero([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
         for name, ms in names.items():
             share = max(own, spent - steady) * (ms / own if own else 1 / len(names))

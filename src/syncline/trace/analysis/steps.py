@@ -1,84 +1,110 @@
-"""A trace made ready for analysis: spans by rank, the bounds of their steps, and the phases of each step."""
+"""A trace prepared for analysis: spans by rank, the bounds of steps, the phases of each step, exposed times."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from syncline.trace.analysis.timeline import Timeline, timeline
-from syncline.trace.span import STEP, Span
+from syncline.trace.merge.exchanges import Exchange, Member
+from syncline.trace.merge.merge import Trace
+from syncline.trace.span import COMPUTE_LANES, STEP, Span
 
 Bounds = tuple[int, int]
-_COMPUTE = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """`ranks` are those that have steps (aggregators have none), `steps` those that all of them have."""
+    """`ranks` are those that have steps (aggregators have none), `steps` those that all of these ranks have."""
 
-    ranks: tuple[int, ...]
-    steps: tuple[int, ...]
-    spans: dict[int, list[Span]]
-    """By rank, aggregators too, in the order of their starts."""
-    lines: dict[int, Timeline]
-    bounds: dict[int, dict[int, Bounds]]
-    parts: dict[int, dict[int, dict[str, int]]]
+    ranks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+    """By rank (aggregators too), in the order of their starts."""
+    exchanges: list[Exchange] = field(default_factory=list)
+    """In the order in which their last ranks joined."""
+    timelines: dict[int, Timeline] = field(default_factory=dict)
+    bounds: dict[int, dict[int, Bounds]] = field(default_factory=dict)
+    parts: dict[int, dict[int, dict[str, int]]] = field(default_factory=dict)
     """Nanoseconds by rank, step and phase."""
     notes: tuple[str, ...] = ()
-    known: dict[int, list[Bounds]] = field(default_factory=dict)
-    """By rank the times of which all is recorded, where steps are missing between them; else nothing."""
+    recorded: dict[int, list[Bounds]] = field(default_factory=dict)
+    """By rank: the times that are recorded, if steps are missing between them; else empty."""
+    exposed: dict[Span, float] = field(default_factory=dict)
+    """Nanoseconds of exchanges and waits that nothing hid; spans that were hidden are not in it."""
 
     @property
     def has_compute(self) -> bool:
-        """Whether anything of forward, backward or update was recorded."""
-        return any(part[lane] for of in self.parts.values() for part in of.values() for lane in _COMPUTE)
+        """Whether any forward, backward or update was recorded."""
+        return any(part[lane] for of in self.parts.values() for part in of.values() for lane in COMPUTE_LANES)
 
     def ms(self, rank: int, step: int) -> float:
-        """How long a step was."""
+        """The duration of a step."""
         start, end = self.bounds[rank][step]
         return (end - start) / 1e6
 
     def series(self, steps: Iterable[int]) -> list[float]:
-        """Each step's time, the mean over ranks."""
+        """The duration of each step, the mean over ranks."""
         return [sum(self.ms(rank, step) for rank in self.ranks) / len(self.ranks) for step in steps]
 
     def phase(self, phase: str, rank: int, steps: Iterable[int]) -> list[float]:
         """A phase's ms in each of the steps of a rank."""
         return [self.parts[rank][step][phase] / 1e6 for step in steps]
 
+    def exposed_ns(self, span: Span | None) -> float:
+        """The time of an exchange or a wait that nothing hid."""
+        return 0.0 if span is None else self.exposed.get(span, 0.0)
 
-def prepare(spans: Iterable[Span], *, steps: tuple[int, int] | None = None) -> Prepared:
-    """Sort a trace by rank and step; `steps` keeps those from the first number up to, without, the second."""
+
+def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
+    """Group a trace by rank and step; `steps` keeps those from the first number up to, without, the second."""
     by_rank: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
+    for span in trace.spans:
         by_rank[span.rank].append(span)
     notes: list[str] = []
     bounds = {rank: _bounds(mine) for rank, mine in by_rank.items()}
     if not any(bounds.values()):
         bounds = {rank: _guessed(mine) for rank, mine in by_rank.items()}
         notes.append("it has no spans of whole steps: a step is taken to last from its first span to the next one's")
+    exchanges = trace.exchanges
     if steps is not None:
         bounds = {r: {n: b for n, b in of.items() if steps[0] <= n < steps[1]} for r, of in bounds.items()}
         by_rank = {rank: _within(mine, bounds) for rank, mine in by_rank.items()}
+        exchanges = _of_spans(exchanges, {span for mine in by_rank.values() for span in mine})
     ranks = tuple(sorted(rank for rank, of in bounds.items() if of))
     if not ranks:
-        return Prepared((), (), {}, {}, {}, {}, tuple(notes))
+        return Prepared(notes=tuple(notes))
     common = sorted(set.intersection(*(set(bounds[rank]) for rank in ranks)))
     lost = len(set.union(*(set(bounds[rank]) for rank in ranks))) - len(common)
     if lost:
         notes.append(f"{lost} steps are not there on every rank and were left out")
     ordered = {r: sorted(mine, key=lambda s: (s.start, s.end)) for r, mine in sorted(by_rank.items()) if mine}
-    known = {rank: _known(of, chosen=steps is not None) for rank, of in bounds.items()}
-    lines = {rank: timeline(mine, within=known[rank]) for rank, mine in ordered.items()}
-    parts = {rank: {step: lines[rank].totals(*bounds[rank][step]) for step in common} for rank in ranks}
-    return Prepared(ranks, tuple(common), ordered, lines, {r: bounds[r] for r in ranks}, parts, tuple(notes), known)
+    recorded = {rank: _recorded(of, chosen=steps is not None) for rank, of in bounds.items()}
+    timelines = {rank: timeline(mine, within=recorded[rank]) for rank, mine in ordered.items()}
+    return Prepared(
+        ranks=ranks,
+        steps=tuple(common),
+        spans=ordered,
+        exchanges=exchanges,
+        timelines=timelines,
+        bounds={rank: bounds[rank] for rank in ranks},
+        parts={rank: {step: timelines[rank].totals(*bounds[rank][step]) for step in common} for rank in ranks},
+        notes=tuple(notes),
+        recorded=recorded,
+        exposed={
+            span: ns
+            for rank, mine in ordered.items()
+            for span, ns in zip(mine, timelines[rank].exposed, strict=True)
+            if ns
+        },
+    )
 
 
 def _bounds(spans: Iterable[Span]) -> dict[int, Bounds]:
     return {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
 
 
-def _known(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:
-    """Stretches of steps one after the other. Between them is what nobody recorded, which may hide an exchange."""
+def _recorded(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:
+    """Intervals of consecutive steps. Between them nothing is recorded, and unknown work may hide an exchange."""
     stretches: list[Bounds] = []
     for step in sorted(bounds):
         start, end = bounds[step]
@@ -101,10 +127,23 @@ def _guessed(spans: Iterable[Span]) -> dict[int, Bounds]:
 
 
 def _within(spans: list[Span], bounds: dict[int, dict[int, Bounds]]) -> list[Span]:
-    """What reaches into the time of the steps that are kept: an exchange may end in the step after its own."""
+    """Spans of the kept steps, and spans that overlap their time: an exchange may end in the step after its own."""
     edges = [bound for of in bounds.values() for bound in of.values()]
     if not edges:
         return []
     begin, end = min(start for start, _ in edges), max(end for _, end in edges)
     kept = {step for of in bounds.values() for step in of}
     return [s for s in spans if s.step in kept or (s.lane != STEP and s.end > begin and s.start < end)]
+
+
+def _of_spans(exchanges: Iterable[Exchange], kept: set[Span]) -> list[Exchange]:
+    """The exchanges, with only those waits and transfers that are among the kept spans."""
+    found = []
+    for exchange in exchanges:
+        pairs = [
+            (m.wait if m.wait in kept else None, m.transfer if m.transfer in kept else None) for m in exchange.members
+        ]
+        members = tuple(Member(wait, transfer) for wait, transfer in pairs if wait or transfer)
+        if members:
+            found.append(Exchange(exchange.name, exchange.unit, exchange.step, members))
+    return sorted(found, key=lambda exchange: exchange.last_joined)

@@ -1,14 +1,15 @@
-"""One rank's time, every moment given to one phase: the sweep that the partition and all analysis stand on.
+"""The phases of one rank's time: every nanosecond is counted in exactly one phase, so phases sum to the step.
 
-Compute wins over communication, a transfer over a wait. What is left of an exchange is exposed, and is shared among
-the exchanges under way at that moment; what is left of a wait belongs to the wait that began first.
+Compute wins over communication: an exchange behind the backward pass costs nothing. The visible rest of an exchange is
+exposed; it is shared among the exchanges that are under way at that moment. A transfer wins over a wait, and visible
+waiting time belongs to the wait that started first.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncline.trace.span import BLOCKED, PHASES, Span
+from syncline.trace.span import BLOCKED, PHASES, STEP, Span
 
 _PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
 _PLACE = {lane: place for place, lane in enumerate(_PRIORITY)}
@@ -16,16 +17,16 @@ _RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": 
 _PHASE_OF = [PHASES.index(_RENAMED.get(lane, lane)) for lane in _PRIORITY]
 _EXCHANGE, _WAIT, _OTHER = (PHASES.index(phase) for phase in ("exposed_exchange", "wait", "other"))
 _EVER = -(1 << 63)
-_SHOWN = _PLACE["exchange"]  # from here on, what is visible is told by span
-# By the set of lanes under way, a bit each: the phase of the first.
+_BY_SPAN = _PLACE["exchange"]  # from this lane on, visible time is also counted for each span
+# By the set of active lanes (one bit each): the phase of the lane with the highest priority.
 _TOP = [_OTHER] + [_PHASE_OF[(lanes & -lanes).bit_length() - 1] for lanes in range(1, 1 << len(_PRIORITY))]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The phases of one rank over its whole trace: from `starts[i]` on it is phase `kinds[i]` of `PHASES`.
+    """The phases of one rank over its whole trace: from `starts[i]` on it is in phase `kinds[i]` of `PHASES`.
 
-    `before[p][i]` is the time in phase p up to `starts[i]`; `exposed[n]` is what of span n was visible.
+    `before[p][i]` is the time in phase p before `starts[i]`; `exposed[n]` is the visible time of span n.
     """
 
     starts: list[int]
@@ -39,7 +40,7 @@ class Timeline:
         return {phase: last[place] - first[place] for place, phase in enumerate(PHASES)}
 
     def at(self, time: int) -> tuple[str, int, int]:
-        """The phase just before a time, and where that piece begins and ends; what is before all spans began ever."""
+        """The phase just before a time, and when that phase starts and ends; the time before all spans has no start."""
         place = bisect_right(self.starts, time - 1) - 1
         if place < 0:
             return "other", min(_EVER, time - 1), time
@@ -49,7 +50,7 @@ class Timeline:
     def _until(self, time: int) -> list[int]:
         place = bisect_right(self.starts, time) - 1
         if place < 0:
-            # Before the first span: other, counted from there, or from 0 where there is no span at all.
+            # Before the first span: other, counted from there, or from 0 if there is no span at all.
             result = [0] * len(PHASES)
             result[_OTHER] = time - (self.starts[0] if self.starts else 0)
             return result
@@ -59,9 +60,9 @@ class Timeline:
 
 
 def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -> Timeline:
-    """The phases of ONE rank; `exposed` is in the order of `spans`.
+    """The phases of ONE rank; `exposed` has the order of `spans`.
 
-    With `within` only what lies in one of these times is exposed: of others it is not known what ran beside.
+    `within`: only time inside these intervals counts as exposed, because outside nobody knows what else ran.
     """
     edges = [edge for start, end in within if end > start for edge in ((start, 1, -1), (end, -1, -1))]
     for index, span in enumerate(spans):
@@ -74,7 +75,7 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -
     before: tuple[list[int], ...] = tuple([] for _ in PHASES)
     exposed, totals, active = [0.0] * len(spans), [0] * len(PHASES), [0] * len(_PRIORITY)
     exchanges: dict[int, None] = {}
-    waits: dict[int, None] = {}  # in the order of their beginnings
+    waits: dict[int, None] = {}  # in the order of their starts
     under_way, kind, at, known = 0, -1, 0, int(not within)
     for time, change, index in edges:
         passed, at = time - at, time
@@ -93,8 +94,8 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -
         place = places[index]
         active[place] += change
         under_way = under_way | 1 << place if active[place] else under_way & ~(1 << place)
-        if place >= _SHOWN and spans[index].name != BLOCKED:
-            kept = exchanges if place == _SHOWN else waits
+        if place >= _BY_SPAN and spans[index].name != BLOCKED:
+            kept = exchanges if place == _BY_SPAN else waits
             if change > 0:
                 kept[index] = None
             else:
@@ -109,3 +110,21 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -
                 column.append(total)
         kind = now
     return Timeline(starts, kinds, before, exposed)
+
+
+def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:
+    """Nanoseconds by phase for each step of ONE rank; they sum to that step's wall time exactly.
+
+    A span counts in every step that it overlaps: an exchange may end in the next step's forward pass.
+    """
+    spans = list(spans)
+    bounds = {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
+    phases = timeline(spans)
+    return {step: phases.totals(*bounds[step]) for step in sorted(bounds)}
+
+
+def shares(steps: Mapping[int, Mapping[str, int]]) -> dict[str, float]:
+    """Shares by phase over several steps; they sum to 1."""
+    totals = {phase: sum(step[phase] for step in steps.values()) for phase in PHASES}
+    whole = sum(totals.values())
+    return {phase: total / whole if whole else 0.0 for phase, total in totals.items()}

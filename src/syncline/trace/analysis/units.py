@@ -1,12 +1,12 @@
-"""A row a unit (parameter, bucket): how large it is, when it was ready, launched and done, and what of it was seen."""
+"""The table of units, one row per unit: its size, when it was ready, launched and done, and its exposed time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from syncline.stats import mean_or_zero, median_or_zero
-from syncline.trace.analysis.exchanges import Joined, Meeting
 from syncline.trace.analysis.steps import Prepared
+from syncline.trace.merge.exchanges import Member
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class UnitRow:
     name: str
     bytes: float
     count: float
-    """Exchanges a step."""
+    """Exchanges per step."""
     ready_ms: float
     launch_ms: float
     end_ms: float
@@ -25,29 +25,29 @@ class UnitRow:
     transfer_ms: float
     bandwidth_bits: float | None
     exposed_ms: float
-    """What no compute hid; where several exchanges were under way at once, an equal share of it."""
+    """Time that no compute hid; exchanges that were under way at once share it equally."""
 
     def as_json(self) -> dict[str, object]:
         """As in the analysis."""
         return asdict(self)
 
 
-def unit_table(trace: Prepared, found: Sequence[Meeting], steps: Sequence[int]) -> list[UnitRow]:
+def unit_table(trace: Prepared, steps: Sequence[int]) -> list[UnitRow]:
     """The units of these steps, those with the most exposed time first."""
     kept, workers = set(steps), set(trace.ranks)
     ready = _encoded(trace, kept)
-    rows: dict[tuple[str, str], dict[tuple[int, int], list[Joined]]] = defaultdict(lambda: defaultdict(list))
-    for meeting in found:
-        if meeting.step in kept:
-            for one in meeting.joined:
-                if one.moved and one.rank in workers:
-                    rows[meeting.name, meeting.unit][one.rank, meeting.step].append(one)
+    rows: dict[tuple[str, str], dict[tuple[int, int], list[Member]]] = defaultdict(lambda: defaultdict(list))
+    for exchange in trace.exchanges:
+        if exchange.step in kept:
+            for member in exchange.members:
+                if member.transfer is not None and member.rank in workers:
+                    rows[exchange.name, exchange.unit][member.rank, exchange.step].append(member)
     table = [_row(trace, name, unit, of, ready, len(steps)) for (name, unit), of in rows.items()]
     return sorted(table, key=lambda row: (-row.exposed_ms, row.launch_ms))
 
 
 def _encoded(trace: Prepared, kept: set[int]) -> dict[tuple[int, int, str], int]:
-    """When a unit's gradient began to be encoded, by rank, step and unit: it was ready then."""
+    """By rank, step and unit: when the encoding of its gradient started, so the gradient was ready."""
     found: dict[tuple[int, int, str], int] = {}
     for rank in trace.ranks:
         for span in trace.spans[rank]:
@@ -60,7 +60,7 @@ def _row(
     trace: Prepared,
     name: str,
     unit: str,
-    of: dict[tuple[int, int], list[Joined]],
+    of: dict[tuple[int, int], list[Member]],
     ready: dict[tuple[int, int, str], int],
     steps: int,
 ) -> UnitRow:
@@ -68,14 +68,14 @@ def _row(
     first, launch, end, size, wait, transfer, exposed = columns
     for (rank, step), members in of.items():
         origin = trace.bounds[rank][step][0]
-        came = min(one.at for one in members)
-        first.append((min(came, ready.get((rank, step, unit), came)) - origin) / 1e6)
-        launch.append((came - origin) / 1e6)
-        end.append((max(one.end for one in members) - origin) / 1e6)
+        joined = min(one.joined for one in members)
+        first.append((min(joined, ready.get((rank, step, unit), joined)) - origin) / 1e6)
+        launch.append((joined - origin) / 1e6)
+        end.append((max(one.ended for one in members) - origin) / 1e6)
         size.append(sum(one.bytes for one in members))
-        wait.append(sum(one.begin - one.at for one in members) / 1e6)
-        transfer.append(sum(one.end - one.begin for one in members) / 1e6)
-        exposed.append(sum(one.exposed for one in members) / 1e6)
+        wait.append(sum(one.started - one.joined for one in members) / 1e6)
+        transfer.append(sum(one.ended - one.started for one in members) / 1e6)
+        exposed.append(sum(trace.exposed_ns(one.transfer) for one in members) / 1e6)
     lasted = median_or_zero(transfer)
     ranks = len({rank for rank, _ in of})
     return UnitRow(

@@ -1,25 +1,23 @@
-"""The verdict: the cause that costs most, or that all is well, or that the trace does not allow to tell."""
+"""The verdict: the most expensive cause, or that all is fine, or why the trace does not show a cause."""
 
 from collections.abc import Sequence
 
 from syncline.stats import mean_or_zero, winsorized_mean
 from syncline.trace.analysis.causes import CAUSES, Cause
-from syncline.trace.analysis.findings import Facts, Finding
-from syncline.trace.analysis.limits import COMPUTE
-from syncline.trace.analysis.wording import words
-from syncline.trace.span import PHASES
+from syncline.trace.analysis.findings import Facts, Finding, words
+from syncline.trace.span import PHASES, TRAINING_LANES
 
 FEWEST = 3
-"""Steady steps below which nothing is said."""
+"""The least number of steady steps for a verdict."""
 MATTERS = 0.05
-"""A cause that costs a smaller share of the step is left out."""
-_MOSTLY = 0.6  # compute's share of a step that is called compute-bound
-_NEAR = 0.05  # above the bound
-_UNSEEN = 0.25  # of a step in no lane
+"""A cause with a smaller share of the step is left out."""
+_MOSTLY = 0.6  # compute's share of a compute-bound step
+_NEAR = 0.05  # share above the bound that counts as fine
+_UNSEEN = 0.25  # share of a step in no lane that is too much for a verdict
 
 
 def verdict(facts: Facts, causes: Sequence[Cause] = CAUSES) -> tuple[Finding, tuple[Finding, ...]]:
-    """The verdict and all findings, the costliest first."""
+    """The verdict and all findings, the most expensive first."""
     if facts.steps < FEWEST:
         few = f"{facts.steps} steady step{'s' if facts.steps != 1 else ''}"
         return Finding("unclear", f"Too few steps to tell: {few}, at least {FEWEST} are needed."), ()
@@ -40,28 +38,29 @@ def verdict(facts: Facts, causes: Sequence[Cause] = CAUSES) -> tuple[Finding, tu
 
 
 def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
-    """No cause is certain."""
+    """The verdict if no cause is certain."""
     step, bound = f"{facts.step_ms:.1f} ms", facts.bound
     if doubtful:
         most = max(doubtful, key=lambda finding: finding.recoverable_ms or 0.0)
         return Finding(
             "unclear",
-            f"The steps vary too much to tell: the largest cause ({most.kind}) is {most.recoverable_ms:.1f} ms a step,"
-            f" give or take {most.doubt_ms:.1f} ms over {facts.steps} steps. Record more steps, on a quiet machine.",
+            f"The steps vary too much to tell: the largest cause ({most.kind}) costs {most.recoverable_ms:.1f} ms per"
+            f" step, with an error of {most.doubt_ms:.1f} ms over {facts.steps} steps. Record more steps, on a quiet"
+            " machine.",
         )
     if bound.compute_ms is None:
-        return Finding("unclear", "The trace holds no compute, so that nothing can be said of what hides what.")
-    behind = mean_or_zero([winsorized_mean(series) for series in facts.behind_data.values()])
+        return Finding("unclear", "The trace holds no compute, so nobody can say what hides what.")
+    behind = mean_or_zero([winsorized_mean(series) for series in facts.hidden_by_data.values()])
     if behind >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",
-            f"Ranks load data for {facts.ms('data'):.1f} ms a step ({facts.share(facts.ms('data'))}), and for"
-            f" {behind:.1f} ms of that an exchange runs behind it: without one of them the other shows. Load ahead and"
-            " send less, both.",
+            f"Ranks load data for {facts.ms('data'):.1f} ms per step ({facts.share(facts.ms('data'))}), and for"
+            f" {behind:.1f} ms of that an exchange runs at the same time: without one of them the other shows. Do"
+            " both: load ahead and send less.",
         )
-    compute = sum(facts.ms(phase) for phase in COMPUTE)
+    compute = sum(facts.ms(phase) for phase in TRAINING_LANES)
     if len(facts.ranks) > 1 and bound.distance is not None and bound.distance <= _NEAR:
-        what = "compute" if bound.bound_ms == bound.compute_ms else "the wire"
+        what = "compute" if bound.bound_ms == bound.compute_ms else "the network"
         return Finding(
             "fine",
             f"A step takes {step}, {max(0.0, bound.distance):.1%} above the bound of {bound.bound_ms:.1f} ms that"
@@ -69,9 +68,9 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
             " are waits.",
             max(0.0, facts.step_ms - (bound.bound_ms or 0.0)),
         )
-    beside = {phase: facts.ms(phase) for phase in PHASES if phase not in COMPUTE}
+    beside = {phase: facts.ms(phase) for phase in PHASES if phase not in TRAINING_LANES}
     largest = max(beside, key=lambda phase: beside[phase])
-    # A quarter in which the training thread stood still is no compute, whatever the rest is.
+    # If the training thread was blocked for a quarter of the step, the step is not compute-bound.
     if compute >= _MOSTLY * facts.step_ms and (largest == "other" or beside[largest] < _UNSEEN * facts.step_ms):
         return Finding(
             "compute-bound",
@@ -83,14 +82,14 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
     if rest >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",
-            f"{rest:.1f} ms of a step of {step} ({facts.share(rest)}) lie in no recorded lane: record more of"
+            f"{rest:.1f} ms of a step of {step} ({facts.share(rest)}) are in no recorded lane: record more of"
             " the loop.",
         )
     if bound.distance is not None and bound.distance > _NEAR:
         return Finding(
             "unclear",
-            f"No known cause costs {MATTERS:.0%} of a step of {step}, and yet it is {bound.distance:.0%} above the"
-            f" bound of {bound.bound_ms:.1f} ms: beside compute most of it is {words(largest)}, {beside[largest]:.1f}"
+            f"No known cause costs {MATTERS:.0%} of a step of {step}, but it is {bound.distance:.0%} above the"
+            f" bound of {bound.bound_ms:.1f} ms: besides compute, most of it is {words(largest)}, {beside[largest]:.1f}"
             f" ms ({facts.share(beside[largest])}).",
         )
     return Finding("fine", f"No single cause costs {MATTERS:.0%} of a step of {step}.")

@@ -1,11 +1,11 @@
-"""Ranks of one run from files of their own: collectives matched by order, clocks compared by when those end."""
+"""Aligns the ranks of one run that come from separate files: the same names for collectives, and one clock."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from syncline.trace.formats.collective_names import TOGETHER
+from syncline.trace.formats.collective_names import NEEDS_ALL_RANKS
 from syncline.trace.formats.trace_file import RankTrace
 from syncline.trace.span import Span
 
@@ -15,10 +15,10 @@ _FEWEST = 3
 _Key = tuple[int, str, int, int]
 
 
-def match(traces: Sequence[RankTrace]) -> None:
-    """Name the collectives of every rank as the first rank does: the n-th of a step, an operation and a size.
+def name_alike(traces: Sequence[RankTrace]) -> None:
+    """Give collectives the unit name that the first rank uses: the n-th of a step, an operation and a size.
 
-    Two communication threads may start theirs in another order on another rank.
+    Two communication threads may start theirs in a different order on another rank.
     """
     first = {key: span.unit for key, span in _keyed(traces[0]).items()}
     for trace in traces[1:]:
@@ -27,12 +27,12 @@ def match(traces: Sequence[RankTrace]) -> None:
 
 
 def align(traces: Sequence[RankTrace]) -> tuple[list[str], bool]:
-    """Shift every rank onto the first one's clock where that is another; what was done, and whether it could be.
+    """Shift every rank to the first one's clock where the clocks differ; returns notes, and whether all ranks agree.
 
     A collective that needs all ranks ends at about the same time on all of them: the median difference is the offset.
     """
     first = traces[0]
-    ends = {key: span.end for key, span in _keyed(first).items() if span.name in TOGETHER}
+    ends = {key: span.end for key, span in _keyed(first).items() if span.name in NEEDS_ALL_RANKS}
     notes: list[str] = []
     kept: list[int] = []
     aligned = True

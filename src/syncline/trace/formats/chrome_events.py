@@ -1,4 +1,4 @@
-"""Building blocks of Chrome trace JSON: times, names of tracks, spans that share a track, the file."""
+"""Building blocks of Chrome trace JSON: times, track names, assignment of spans to tracks, writing the file."""
 
 import gzip
 import json
@@ -14,17 +14,17 @@ _CHUNK = 4096
 
 
 def micros(ns: int) -> float:
-    """Nanoseconds as the microseconds of a trace, so that readers get the same nanosecond back.
+    """Nanoseconds as microseconds, so that readers get the same nanosecond back.
 
-    Perfetto multiplies by 1000 and cuts off: a quotient that was rounded down would come out a nanosecond early, and a
-    span would reach into the next one of its track. It holds for traces of up to 40 days.
+    Perfetto multiplies by 1000 and truncates: a quotient that was rounded down would be a nanosecond early, and a span
+    would overlap the next one of its track. Exact for traces of up to 40 days.
     """
     value = ns / 1000
     return value if int(value * 1000.0) >= ns else math.nextafter(value, math.inf)
 
 
 def slots(intervals: Iterable[tuple[int, int]]) -> list[int]:
-    """For intervals in the order of their starts: the first track on which each is behind all before it."""
+    """For intervals sorted by start: the first track on which each interval follows all earlier ones."""
     ends: list[int] = []
     chosen = []
     for start, end in intervals:
@@ -35,7 +35,7 @@ def slots(intervals: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def names(pid: int, label: str, tids: Iterable[tuple[int, str]]) -> list[Event]:
-    """Metadata: a process, its threads, and that they are shown in the order of their numbers."""
+    """Metadata events: the names of a process and its threads, shown in the order of their numbers."""
     events: list[Event] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
@@ -49,14 +49,14 @@ def names(pid: int, label: str, tids: Iterable[tuple[int, str]]) -> list[Event]:
 def write_events(events: Iterable[Event], path: Path, *, head: Mapping[str, Any] | None = None) -> None:
     """Write a trace atomically, compressed when the name ends in `.gz`.
 
-    With a `head` an object that has the events under `traceEvents`, else an array. They go out as they come: a large
-    trace is never in memory as a whole.
+    With a `head` the file is an object with the events under `traceEvents`, else an array. Events are written as they
+    come, so a large trace is never in memory as a whole.
     """
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as raw:
             if path.suffix == ".gz":
-                # No name and no time in it: the same events give the same file.
+                # Without a name and a time in it, the same events give the same file.
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
                     _write(events, head, packed.write)
             else:

@@ -1,31 +1,36 @@
-"""Our own Chrome trace read back as the spans that it was written from."""
+"""Reads a Chrome trace that Syncline wrote: the same spans come back."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.json_stream import Limits
-from syncline.trace.formats.trace_file import TraceFile
-from syncline.trace.merge.metadata import checked_metadata
-from syncline.trace.span import LANES, STEP, Span
+from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, rank_traces
+from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.metadata import MAX_RANKS, checked_metadata
+from syncline.trace.span import LANES, MAX_COUNT, STEP, Span
+
+KIND = "syncline"
+"""The name of this format."""
 
 _LANES = frozenset({*LANES, STEP})
-_FAR = 1 << 53  # what a number of JSON holds exactly: microseconds, bytes, steps
-_MOST_RANKS = 1 << 20
 
 
-@dataclass(frozen=True)
-class Reread:
-    """The spans of a trace, what was written beside them, and sentences on what is missing."""
-
-    spans: list[Span]
-    metadata: dict[str, Any]
-    notes: tuple[str, ...] = ()
+def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
+    """Whether one event shows that Syncline wrote the file."""
+    del file
+    return event.get("ph") == "X" and event.get("cat") in _LANES and "unit" in fields(event)
 
 
-def reread(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Reread:  # noqa: B008 - it is frozen
-    """The spans of a trace that `write_chrome_trace` wrote; `UsageError` for any other file.
+def read(file: TraceFile) -> list[RankTrace]:
+    """The ranks of the file, for a trace that is made from several files."""
+    found = read_chrome_trace(file.path, limits=file.limits)
+    return rank_traces(file, found.spans, list(found.notes))
+
+
+def read_chrome_trace(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Trace:  # noqa: B008 - it is frozen
+    """A trace that `write_chrome_trace` wrote; `UsageError` for any other file.
 
     A file that stops early gives the spans up to there, and a note.
     """
@@ -43,12 +48,13 @@ def reread(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Reread:  
     metadata = checked_metadata(file.header.get("otherData"))
     if origin := metadata.get("origin_ns"):
         spans = [replace(span, start=span.start + origin, end=span.end + origin) for span in spans]
-    notes = (f"{path.name} ends {file.cut}: the spans up to there are used",) if file.cut else ()
-    return Reread(spans, metadata, notes)
+    notes = [f"{path.name} ends {file.cut}: the spans up to there are used"] if file.cut else []
+    # Waits were split off when the trace was merged.
+    return Trace.of(spans, metadata=metadata, notes=notes, path=path, split=False)
 
 
 def _span(event: dict[str, Any]) -> Span | None:
-    """The span of an event, times counted from the trace's first one; nothing where the event is none of ours."""
+    """The span of an event, with times since the first span; None if the event is no span of Syncline's."""
     lane, args = event.get("cat"), event.get("args")
     if event.get("ph") != "X" or not isinstance(lane, str) or lane not in _LANES or not isinstance(args, dict):
         return None
@@ -60,9 +66,9 @@ def _span(event: dict[str, Any]) -> Span | None:
         return None
     if not isinstance(begin, int | float) or not isinstance(length, int | float):
         return None
-    if not -_FAR < begin < _FAR or not 0 <= length < _FAR:
+    if not -MAX_COUNT < begin < MAX_COUNT or not 0 <= length < MAX_COUNT:
         return None
-    if not 0 <= rank < _MOST_RANKS or not -_FAR < step < _FAR or not 0 <= size < _FAR:
+    if not 0 <= rank < MAX_RANKS or not -MAX_COUNT < step < MAX_COUNT or not 0 <= size < MAX_COUNT:
         return None
     start = round(begin * 1000)
     end = start + round(length * 1000)

@@ -1,54 +1,53 @@
-"""Chrome trace JSON that chrome://tracing and Perfetto accept: spans of a track never overlap.
+"""Writes a trace as Chrome trace JSON, which chrome://tracing and Perfetto open.
 
-A process a rank, a track a lane and further tracks where spans of a lane overlap; arrows from the rank that came last
-to an exchange to those that waited for it; counters of what is on the way.
+One process per rank and one track per lane, with further tracks where spans of a lane overlap, since spans of one track
+may not. Arrows lead from the last rank to join an exchange to the ranks that waited for it. Counters show the bytes in
+flight and the sending rate.
 """
 
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from syncline.trace.formats.chrome_events import Event, micros, names, slots, write_events
-from syncline.trace.formats.counters import Count, counters
-from syncline.trace.formats.releases import releases
+from syncline.trace.merge.exchanges import Exchange
+from syncline.trace.merge.merge import Trace
 from syncline.trace.span import LANES, STEP, Span
 
 FORMAT = "syncline trace 1"
 _ORDER = (STEP, *LANES)
 
 
-def chrome_trace(spans: Iterable[Span], *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def chrome_trace(trace: Trace) -> dict[str, Any]:
     """The trace as a JSON object."""
-    spans = list(spans)
-    return {**chrome_head(spans, metadata=metadata), "traceEvents": list(chrome_events(spans))}
+    return {**chrome_head(trace), "traceEvents": list(chrome_events(trace))}
 
 
-def write_chrome_trace(spans: Iterable[Span], path: Path, *, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the trace atomically, compressed when the name ends in `.gz`."""
-    spans = list(spans)
-    write_events(chrome_events(spans), path, head=chrome_head(spans, metadata=metadata))
+def write_chrome_trace(trace: Trace, path: Path) -> None:
+    """Write the trace atomically, compressed if the name ends in `.gz`."""
+    write_events(chrome_events(trace), path, head=chrome_head(trace))
 
 
-def chrome_head(spans: Sequence[Span], *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What comes before the events; the first span's own time is in `otherData.origin_ns`."""
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {"format": FORMAT, "origin_ns": min((s.start for s in spans), default=0), **(metadata or {})},
-    }
+def chrome_head(trace: Trace) -> dict[str, Any]:
+    """The part before the events; `otherData.origin_ns` is the start of the first span."""
+    origin = min((span.start for span in trace.spans), default=0)
+    return {"displayTimeUnit": "ms", "otherData": {"format": FORMAT, "origin_ns": origin, **trace.metadata}}
 
 
-def chrome_events(spans: Iterable[Span]) -> Iterator[Event]:
-    """The events in the order of their times, which count from the first span."""
-    spans = sorted(spans, key=lambda s: (s.start, s.end))
+def chrome_events(trace: Trace) -> Iterator[Event]:
+    """The events in the order of their times, which count from the start of the first span."""
+    spans = sorted(trace.spans, key=lambda s: (s.start, s.end))
     origin = spans[0].start if spans else 0
     tids, named = _tracks(spans)
     yield from named
     complete = ((s.start, _complete(s, tid, origin)) for s, tid in zip(spans, tids, strict=True))
-    counts = ((c.at, _counter(c, origin)) for c in counters(spans))
+    tid_of = {span: tid for span, tid in zip(spans, tids, strict=True) if span.lane == "exchange"}
     # At the same time a span comes before the arrow that is bound to it.
-    for _, event in heapq.merge(complete, _arrows(spans, tids, origin), counts, key=lambda pair: pair[0]):
+    timed = (complete, _arrows(trace.exchanges, tid_of, origin), _counters(spans, origin))
+    for _, event in heapq.merge(*timed, key=lambda pair: pair[0]):
         yield event
 
 
@@ -89,15 +88,52 @@ def _complete(span: Span, tid: int, origin: int) -> Event:
     }
 
 
-def _arrows(spans: Sequence[Span], tids: Sequence[int], origin: int) -> Iterator[tuple[int, Event]]:
-    for number, (late, waiting) in enumerate(releases(spans), start=1):
-        for phase, index in (("s", late), ("f", waiting)):
-            span = spans[index]
-            event: Event = {"ph": phase, "id": number, "name": "last to come", "cat": "release", "pid": span.rank}
-            event |= {"tid": tids[index], "ts": micros(span.start - origin)}
+def _arrows(exchanges: Sequence[Exchange], tids: Mapping[Span, int], origin: int) -> Iterator[tuple[int, Event]]:
+    """Arrows from the last rank to join an exchange to each rank that waited for it, in the order of their times.
+
+    A collective has no single sender: its data move once the last rank is there, so the arrows start there.
+    """
+    pairs = sorted(_released(exchanges), key=lambda pair: pair[1].start)
+    for number, (late, waiting) in enumerate(pairs, start=1):
+        for phase, span in (("s", late), ("f", waiting)):
+            event: Event = {"ph": phase, "id": number, "name": "last to join", "cat": "release", "pid": span.rank}
+            event |= {"tid": tids[span], "ts": micros(span.start - origin)}
             yield span.start, event | ({"bp": "e"} if phase == "f" else {})
 
 
-def _counter(count: Count, origin: int) -> Event:
-    where = {"pid": count.rank, "tid": 0, "ts": micros(count.at - origin)}
-    return {"ph": "C", "name": count.name, **where, "args": count.value}
+def _released(exchanges: Sequence[Exchange]) -> Iterator[tuple[Span, Span]]:
+    """Pairs of transfers: of the last rank to join, and of a rank that waited for it.
+
+    Viewers bind an arrow to a span that lasts, so transfers without a length have none.
+    """
+    for exchange in exchanges:
+        lasting = {m.rank: m.transfer for m in exchange.members if m.transfer and m.transfer.end > m.transfer.start}
+        for member in exchange.members:
+            rank = exchange.late_rank(member)
+            if rank in lasting and member.rank in lasting and lasting[rank].start == lasting[member.rank].start:
+                yield lasting[rank], lasting[member.rank]
+
+
+def _counters(spans: Iterable[Span], origin: int) -> Iterator[tuple[int, Event]]:
+    """By rank: bytes in flight, and Mbit/s (each exchange's bytes over its time, summed over those under way)."""
+    edges: list[tuple[int, int, int, int, float]] = []
+    for span in spans:
+        if span.lane == "exchange" and span.bytes > 0 and span.end > span.start:
+            rate = span.bytes * 8e3 / (span.end - span.start)
+            edges.append((span.start, span.rank, 1, span.bytes, rate))
+            edges.append((span.end, span.rank, -1, -span.bytes, -rate))
+    edges.sort()
+    under_way: dict[int, int] = defaultdict(int)
+    size: dict[int, int] = defaultdict(int)
+    speed: dict[int, float] = defaultdict(float)
+    for (at, rank), changes in groupby(edges, key=lambda edge: edge[:2]):
+        for _, _, change, more, faster in changes:
+            under_way[rank] += change
+            size[rank] += more
+            speed[rank] += faster
+        if not under_way[rank]:
+            speed[rank] = 0.0  # sums of fractions do not return to zero exactly
+        where = {"pid": rank, "tid": 0, "ts": micros(at - origin)}
+        yield at, {"ph": "C", "name": "in flight", **where, "args": {"bytes": size[rank]}}
+        rate = round(max(0.0, speed[rank]), 3)
+        yield at, {"ph": "C", "name": "sending", **where, "args": {"Mbit/s": rate}}

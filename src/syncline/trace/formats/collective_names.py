@@ -1,4 +1,4 @@
-"""Collectives as profilers name them: one spelling for each, and the bytes of a message."""
+"""Names of collectives in other tools' traces, in one spelling; sizes of their messages."""
 
 import re
 
@@ -14,12 +14,12 @@ _NAMES = {
     "recv": "recv", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
 }  # fmt: skip
 
-TOGETHER = frozenset({"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "barrier"})
-"""Collectives in which every rank needs every other one: they end at about the same time everywhere."""
+NEEDS_ALL_RANKS = frozenset({"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "barrier"})
+"""Collectives in which every rank needs every other one: they end at about the same time on all ranks."""
 
 
 def collective(name: str) -> str:
-    """The collective that a kernel, an op or a phase carries out.
+    """The collective that a kernel, an op or a phase performs.
 
     >>> [collective(n) for n in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "gloo:all_gather", "MPI_BCAST")]
     ['all-reduce', 'all-gather', 'broadcast']
@@ -42,7 +42,7 @@ def item_size(dtype: object) -> int:
 
 
 def elements(shape: object) -> int:
-    """How many elements a shape (lists of lists: a list of shapes) has, 0 where it makes no sense."""
+    """The number of elements of a shape or a list of shapes; 0 where it is invalid."""
     if not isinstance(shape, list):
         return 0
     if shape and all(isinstance(item, list) for item in shape):

@@ -1,4 +1,8 @@
-"""Reads a Horovod timeline: rank 0's view, a row a tensor, phases as begin and end events, ticks of ranks."""
+"""Reads a Horovod timeline: rank 0's view, with one row per tensor.
+
+Phases of a tensor are begin and end events; ticks tell when each rank was ready. A timeline has no steps: training
+reduces every gradient once per step, so the n-th operation on a tensor belongs to step n.
+"""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -6,12 +10,21 @@ from math import prod
 from typing import Any
 
 from syncline.trace.formats.collective_names import collective, item_size
-from syncline.trace.formats.horovod_steps import Row, stepped
-from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
-from syncline.trace.span import Span
+from syncline.trace.formats.trace_file import (
+    RankTrace,
+    Step,
+    TraceFile,
+    fields,
+    rank_traces,
+    step_at,
+    text,
+    times,
+    whole,
+)
+from syncline.trace.span import STEP, Span
 
 KIND = "horovod"
-"""The name of this kind of trace."""
+"""The name of this format."""
 
 _NEGOTIATE = "NEGOTIATE_"
 _OPS = frozenset({"ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "ADASUM", "REDUCESCATTER", "JOIN", "BARRIER"})
@@ -24,52 +37,60 @@ _Track = tuple[int | str, int | str]
 
 
 def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
-    """Whether the file looks like Horovod's, from one event."""
-    del file  # an array in most cases, but not where somebody has mended it
+    """Whether one event shows that Horovod wrote the file."""
+    del file  # an array in most cases, but not where somebody has repaired it
     name = text(event.get("name"))
     begins = event.get("ph") == "B" and (name.startswith(_NEGOTIATE) or name in _OPS)
     return begins or name == "CYCLE_START" or "start_time_since_epoch_in_micros" in fields(event)
 
 
 def read(file: TraceFile) -> list[RankTrace]:
-    """Rank 0, and of the others when they were ready and how long they waited then."""
+    """Rank 0, and when the other ranks were ready and how long they waited then."""
     reader = _Reader(file)
     for event in file.events():
         reader.add(event)
-    spans = stepped(reader.rows, reader.base)
     notes = [
-        "a Horovod timeline is rank 0's view: of the other ranks it has only when they were ready",
+        "a Horovod timeline is rank 0's view: it says of the other ranks only when they were ready",
         "it holds no compute and no steps: the n-th operation on a tensor is taken as step n",
     ]
     if reader.dropped:
-        notes.append(f"{reader.dropped} events without a beginning, an end or a sane time were left out")
+        notes.append(f"{reader.dropped} events without a begin, an end or a possible time were left out")
     if left := sum(len(stack) for stack in reader.open.values()):
-        notes.append(f"{left} phases were still open where it ends and were left out")
-    ranks: dict[int, list[Span]] = {}
-    for span in spans:
-        ranks.setdefault(span.rank, []).append(span)
-    return [
-        RankTrace(file.path, rank, ranks[rank], notes if i == 0 else [], absolute=reader.base > 0)
-        for i, rank in enumerate(sorted(ranks))
-    ]
+        notes.append(f"{left} phases were still open at the end of the file and were left out")
+    return rank_traces(file, _with_steps(reader.rows, reader.base), notes, absolute=reader.base > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A future span, of the `turn`-th operation on its tensor; `step` is negative if the timeline has none."""
+
+    rank: int
+    lane: str
+    name: str
+    unit: str
+    start: int
+    end: int
+    bytes: int
+    step: int
+    turn: int
 
 
 @dataclass
 class _Frame:
-    """A phase that has begun; `inside` are the finished ones within it, `ready` the ranks' ticks."""
+    """An open phase: `inside` are the finished phases within it, `ready` the ticks of ranks."""
 
     name: str
     start: int
     step: int
     bytes: int
-    inside: list[Row] = field(default_factory=list)
+    inside: list[_Row] = field(default_factory=list)
     ready: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
 class _Reader:
     file: TraceFile
-    rows: list[Row] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     open: dict[_Track, list[_Frame]] = field(default_factory=dict)
     base: int = 0
     dropped: int = 0
@@ -79,7 +100,7 @@ class _Reader:
     _turns: dict[_Track, int] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Sort one event in."""
+        """Process one event."""
         phase, row, thread = event.get("ph"), event.get("pid"), event.get("tid", 0)
         if not isinstance(row, int | str) or not isinstance(thread, int | str):
             return
@@ -129,12 +150,12 @@ class _Reader:
             return
         unit = self._tensors.get(track[0], text(str(track[0])))
         turn = self._turns.get(track, 0)
-        row = Row(self._ranks.get(track, 0), "wait", frame.name, unit, frame.start, at, 0, frame.step, turn)
+        row = _Row(self._ranks.get(track, 0), "wait", frame.name, unit, frame.start, at, 0, frame.step, turn)
         stack = self.open[track]
         if frame.name.startswith(_NEGOTIATE):
             self.rows += self._waits(track, frame, row)
         elif not stack:
-            # Only the end of an operation says how large it was. Without phases inside it is a transfer by itself.
+            # Only the end of an operation has its size. Without inner phases the operation itself is the transfer.
             inside = frame.inside or [replace(row, lane="exchange", name=collective(frame.name))]
             size = _bytes(args)
             self._turns[track] = turn + 1
@@ -145,8 +166,8 @@ class _Reader:
             lane = next((lane for start, lane in _COPIES.items() if frame.name.startswith(start)), "wait")
             stack[0].inside.append(replace(row, lane=lane))
 
-    def _waits(self, track: _Track, frame: _Frame, row: Row) -> list[Row]:
-        """A rank waits from its tick to the end of the negotiation: the last one hardly at all."""
+    def _waits(self, track: _Track, frame: _Frame, row: _Row) -> list[_Row]:
+        """Each rank waits from its tick to the end of the negotiation."""
         if track in self._ranks or not frame.ready:
             return [row]
         return [replace(row, rank=rank, start=at) for rank, at in frame.ready if at <= row.end]
@@ -155,3 +176,52 @@ class _Reader:
 def _bytes(args: dict[str, Any]) -> int:
     sizes = _SIZES.findall(text(args.get("shape")))[:16]
     return min(prod(int(size) for size in sizes) * item_size(args.get("dtype")), 1 << 62)
+
+
+def _with_steps(rows: list[_Row], base: int) -> list[Span]:
+    """The spans with their steps, times shifted by `base`, and a `step` span for every step of every rank.
+
+    The n-th operation on a tensor is in step n if the tensor is reduced as often as any other (the last step may be
+    cut off). Other tensors, such as a broadcast at the start or a metric at the end, are assigned by time.
+    """
+    numbers = _numbers(rows)
+    steps = _bounds(rows, numbers)
+    spans = [
+        Span(rank, STEP, STEP, "", number, base + start, base + end)
+        for rank in sorted({row.rank for row in rows})
+        for number, start, end in steps
+    ]
+    for row, number in zip(rows, numbers, strict=True):
+        step = number
+        if step < 0:
+            step = max(0, step_at(steps, row.start, row.end))
+            step = steps[-1][0] if steps and row.start >= steps[-1][2] else step
+        spans.append(Span(row.rank, row.lane, row.name, row.unit, step, base + row.start, base + row.end, row.bytes))
+    return spans
+
+
+def _numbers(rows: list[_Row]) -> list[int]:
+    """The step of each row; negative where it must be assigned by time."""
+    turns: dict[str, int] = {}
+    for row in rows:
+        turns[row.unit] = max(row.turn + 1, turns.get(row.unit, 0))
+    most = max(turns.values(), default=0)
+    once = {row.unit for row in rows if row.name == "broadcast"}
+    regular = {unit for unit, count in turns.items() if count >= max(1, most - 1) and unit not in once}
+    return [row.step if row.step >= 0 else row.turn if row.unit in regular else -1 for row in rows]
+
+
+def _bounds(rows: list[_Row], numbers: list[int]) -> list[Step]:
+    starts: dict[int, int] = {}
+    for row, number in zip(rows, numbers, strict=True):
+        if number >= 0:
+            starts[number] = min(row.start, starts.get(number, row.start))
+    if not starts:
+        starts = {0: min((row.start for row in rows), default=0)}
+    order = sorted(starts)
+    end = max((row.end for row in rows), default=0)
+    bounds: list[Step] = []
+    for number, following in zip(order, [*order[1:], -1], strict=True):
+        begin = max(starts[number], bounds[-1][2]) if bounds else starts[number]
+        bounds.append((number, begin, max(begin, starts.get(following, end))))
+    return bounds

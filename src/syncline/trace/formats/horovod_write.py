@@ -1,4 +1,4 @@
-"""Spans as Horovod's timeline shows them: a row a tensor, with Horovod's names for what happens to it.
+"""Writes a trace in the format of Horovod's timeline: one row per tensor, with Horovod's names for its phases.
 
 Horovod's rank 0 writes its own view; here every rank has a thread in each tensor's row.
 """
@@ -8,19 +8,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from syncline.trace.formats.chrome_events import Event, micros, names, slots
+from syncline.trace.merge.exchanges import Exchange
+from syncline.trace.merge.merge import Trace
 from syncline.trace.span import BLOCKED, STEP, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"
 _TENSOR_LANES = frozenset({"encode", "exchange", "decode", "wait"})
-_CYCLES = 0  # the row of what is no tensor's
+_CYCLES = 0  # the row for marks that belong to no tensor
+_Operation = tuple[str, int, str]  # unit, step, Horovod's name of the operation
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A part of a tensor's way; `outer` is Horovod's name of the operation around it, empty around a negotiation."""
+    """One phase of a tensor; `outer` is Horovod's name of the operation around it, empty for a negotiation."""
 
     start: int
     end: int
@@ -30,15 +32,16 @@ class _Phase:
     args: Mapping[str, int]
 
 
-def horovod_trace(spans: Iterable[Span], *, backend: str = "gloo") -> list[Event]:
-    """The trace as the JSON array that Horovod writes; `spans` are those that `split_waits` returns.
+def horovod_trace(trace: Trace, *, backend: str = "gloo") -> list[Event]:
+    """The trace as the JSON array that Horovod writes.
 
-    A wait becomes NEGOTIATE_<OP> with a tick for every rank that comes meanwhile, encode and decode the copies into and
-    out of the fusion buffer, the transfer <BACKEND>_<OP>, and the time from encode to exchange QUEUE.
+    A wait for a late rank becomes NEGOTIATE_<OP>, with a tick for every rank that joins meanwhile. Encode and decode
+    become the copies into and out of the fusion buffer, the transfer becomes <BACKEND>_<OP>, and the time from encode
+    to exchange becomes QUEUE.
     """
-    spans = sorted(spans, key=lambda s: (s.start, s.end))
+    spans = sorted(trace.spans, key=lambda s: (s.start, s.end))
     origin = spans[0].start if spans else 0
-    joined = _joined(spans)
+    joined = _joined(trace.exchanges)
     units: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
         if span.lane in _TENSOR_LANES and span.name != BLOCKED:
@@ -64,7 +67,7 @@ def horovod_trace(spans: Iterable[Span], *, backend: str = "gloo") -> list[Event
 
 
 def operation(name: str) -> str:
-    """Horovod's way to write an exchange's name.
+    """An exchange's name as Horovod writes it.
 
     >>> operation("all-reduce"), operation("sharded(parts=2)")
     ('ALLREDUCE', 'SHARDED')
@@ -82,7 +85,7 @@ def _phases(spans: Sequence[Span], backend: str) -> list[_Phase]:
 
 def _course(spans: Sequence[Span], backend: str) -> list[_Phase]:
     exchanges = [span.name for span in spans if span.lane in ("exchange", "wait")]
-    # What a copy belongs to: the exchange behind it, else the one before it.
+    # A copy belongs to the exchange after it, else to the one before it.
     outer = operation(exchanges[0]) if exchanges else operation("")
     found = []
     for i, span in enumerate(spans):
@@ -104,7 +107,7 @@ def _course(spans: Sequence[Span], backend: str) -> list[_Phase]:
 
 
 def _track(
-    phases: Sequence[_Phase], joined: Mapping[Any, Sequence[tuple[int, int]]], unit: str, pid: int, tid: int
+    phases: Sequence[_Phase], joined: Mapping[_Operation, Sequence[tuple[int, int]]], unit: str, pid: int, tid: int
 ) -> list[tuple[int, Event]]:
     """Begin and end events of phases that do not overlap; an operation lasts until a gap or a negotiation."""
     timed: list[tuple[int, Event]] = []
@@ -122,7 +125,7 @@ def _track(
             begin(members[0].start, outer, {"step": step})
         for phase in members:
             begin(phase.start, phase.name, phase.args)
-            for at, rank in () if outer else joined[unit, step, phase.name.removeprefix("NEGOTIATE_")]:
+            for at, rank in () if outer else joined.get((unit, step, phase.name.removeprefix("NEGOTIATE_")), ()):
                 if phase.start <= at <= phase.end:
                     timed.append((at, {"ph": "X", "name": str(rank), **where, "dur": 0}))
             end(phase.end)
@@ -132,7 +135,7 @@ def _track(
 
 
 def _runs(phases: Sequence[_Phase]) -> list[list[_Phase]]:
-    """Phases of one operation without a gap between them; where there is one, the next is an operation by itself."""
+    """Groups of phases of one operation without a gap between them; after a gap a new operation begins."""
     runs: list[list[_Phase]] = []
     for phase in phases:
         last = runs[-1][-1] if runs else None
@@ -144,20 +147,13 @@ def _runs(phases: Sequence[_Phase]) -> list[list[_Phase]]:
     return runs
 
 
-def _joined(spans: Iterable[Span]) -> Mapping[Any, Sequence[tuple[int, int]]]:
-    """For each exchange the moments at which ranks came to it, in their order, with the rank."""
-    came: dict[tuple[str, int, str], list[tuple[int, int]]] = defaultdict(list)
-    begun: set[tuple[int, str, int, str, int]] = set()
-    for span in spans:
-        if span.lane not in ("exchange", "wait") or span.name == BLOCKED:
-            continue
-        unit, name = span.unit or span.name, operation(span.name)
-        if span.lane == "wait":
-            begun.add((span.rank, unit, span.step, name, span.end))
-        elif (span.rank, unit, span.step, name, span.start) in begun:
-            continue  # it came when its wait began
-        came[unit, span.step, name].append((span.start, span.rank))
-    return came
+def _joined(exchanges: Iterable[Exchange]) -> Mapping[_Operation, Sequence[tuple[int, int]]]:
+    """By unit, step and operation: when each rank joined, and the rank, in the order of time."""
+    joined: dict[_Operation, list[tuple[int, int]]] = defaultdict(list)
+    for exchange in exchanges:
+        key = (exchange.unit or exchange.name, exchange.step, operation(exchange.name))
+        joined[key] += [(member.joined, member.rank) for member in exchange.members]
+    return {key: sorted(ranks) for key, ranks in joined.items()}
 
 
 def _cycle(step: int) -> Event:

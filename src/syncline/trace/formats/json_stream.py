@@ -1,7 +1,7 @@
-"""JSON as a stream: one value at a time from a window of the text, in bounded memory.
+"""Reads JSON as a stream: one value at a time from a window of the text, in bounded memory.
 
-Every value is decoded by the standard library's scanner; a file of any size costs a window. What could fill the memory
-(bytes after decompression, the size of one value, nesting) has a limit.
+The standard library decodes each value. Everything that could fill the memory has a limit: bytes after decompression,
+the size of one value, nesting.
 """
 
 import codecs
@@ -20,19 +20,19 @@ from syncline.errors import UsageError
 _CHUNK = 1 << 18
 _SPACE = re.compile(r"[ \t\r\n]*")
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|([\[{])|([\]}])', re.DOTALL)
-# Control characters in strings are let through (profilers do not escape them); NaN and Infinity are no times.
+# Control characters in strings are accepted (profilers do not escape them); NaN and Infinity are not times.
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 COMMAS = re.compile(r"[ \t\r\n,]*")
-"""What stands between the entries of an array; a comma too many is normal in a timeline."""
+"""Separators between the entries of an array; an extra comma is normal in a timeline."""
 
 CUT: Any = object()
-"""What `Window.value` gives where the file ends inside a value."""
+"""The result of `Window.value` where the file ends inside a value."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an import may take of each file: bytes after decompression, events, one event's bytes, nesting, spans.
+    """Limits for reading one file: bytes after decompression, events, bytes of one event, nesting, spans.
 
     `spans` bounds the records that stay in memory, about 300 bytes each.
     """
@@ -55,7 +55,7 @@ class Window:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
 
     def peek(self, skip: re.Pattern[str] = _SPACE) -> str:
-        """The next character that is not skipped, or nothing at the end."""
+        """The next character that is not skipped; empty at the end of the file."""
         while True:
             found = skip.match(self._text, self._at)
             assert found is not None
@@ -94,24 +94,24 @@ class Window:
                 raise self.broken()
 
     def ending(self, where: str) -> str:
-        """How the file stopped before its end, in words."""
+        """A sentence about how the file stopped early."""
         return f"{where} ({self._damage or 'it is cut off'})"
 
     def broken(self) -> UsageError:
-        """The error for text that does not belong here."""
+        """The error for text that is not valid JSON here."""
         near = max(0, self._read - len(self._text) + self._at)
-        return UsageError(f"{self._path} is no valid JSON near byte {near}: export the trace again")
+        return UsageError(f"{self._path} is not valid JSON near byte {near}: export the trace again")
 
     def _check(self, end: int, most: int) -> None:
         if end - self._at > most:
             raise self._long(most)
         openers = self._text.count("{", self._at, end) + self._text.count("[", self._at, end)
-        # Brackets bound the depth, so that only unusual values pay for a closer look.
+        # The number of brackets bounds the depth, so only unusual values need the exact count.
         if openers > self._limits.depth and max(_depths(self._text[self._at : end])) > self._limits.depth:
             raise self._deep()
 
     def _unfinished(self) -> bool:
-        """Whether the rest of the text can be the beginning of a value: brackets or a string stay open."""
+        """Whether the rest of the text can be the start of a value: a bracket or a string is open."""
         left = 0
         for left in _depths(self._text[self._at :]):
             if left <= 0:
@@ -121,13 +121,13 @@ class Window:
     def _more(self) -> bool:
         if self._ended:
             return False
-        # As much again as is held: a long value is tried a few times only.
+        # Double the window: a long value is then decoded only a few times.
         data, wanted = bytearray(), max(_CHUNK, len(self._text) - self._at)
         try:
             while len(data) < wanted and (part := self._raw.read1(wanted - len(data))):
                 data += part
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self._damage = f"its compressed data end early or are damaged: {error}"
+            self._damage = f"its compressed data ends early or is damaged: {error}"
         self._read += len(data)
         most = self._limits.bytes
         if self._read > most:
@@ -138,10 +138,10 @@ class Window:
         return bool(data)
 
     def _long(self, most: int) -> UsageError:
-        return UsageError(f"{self._path} has a value of more than {most} characters: if it is sane, raise its limit")
+        return UsageError(f"{self._path} has a value of more than {most} characters: if that is right, raise its limit")
 
     def _deep(self) -> UsageError:
-        return UsageError(f"{self._path} nests deeper than {self._limits.depth}: if it is sane, raise Limits.depth")
+        return UsageError(f"{self._path} nests deeper than {self._limits.depth}: if that is right, raise Limits.depth")
 
 
 def _depths(text: str) -> Iterator[int]:

@@ -1,65 +1,73 @@
-"""Where a trace comes from: a run folder, a file of ours or of others, a folder of ranks' files."""
+"""Loads a trace from a run folder, a trace file of any known format, or a folder of such files.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A new format: write `<name>_read.py` with `KIND`, `recognises` and `read`, and add a line to `READERS`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError, unknown
-from syncline.trace.analysis.late_rank_limits import waits_missing
-from syncline.trace.analysis.partition import split_waits
-from syncline.trace.formats.chrome_read import reread
-from syncline.trace.formats.imported import OURS, Imported, kind_of, load
+from syncline.trace.formats import chrome_read, horovod_read, profiler_read
+from syncline.trace.formats.align import align, name_alike
+from syncline.trace.formats.json_stream import Limits
+from syncline.trace.formats.trace_file import RankTrace, TraceFile
+from syncline.trace.merge.merge import WAITS_UNKNOWN, Trace
 from syncline.trace.merge.rank_file import has_rank_files, merge_folder
 from syncline.trace.span import Span
 
 TRACE = "trace.json.gz"
-"""The trace of all ranks in a strategy's folder."""
+"""The file name of the trace of all ranks in a strategy's folder."""
 
-_TOLD = "are not told from transfers"
-_NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # what a run folder holds beside its runs
+Recognises = Callable[[TraceFile, dict[str, Any]], bool]
+"""Whether the file (its header) and one of its events show that it has this format."""
+Reads = Callable[[TraceFile], list[RankTrace]]
+"""The spans of each rank that a file tells of."""
+
+READERS: dict[str, tuple[Recognises, Reads]] = {
+    profiler_read.KIND: (profiler_read.recognises, profiler_read.read),
+    horovod_read.KIND: (horovod_read.recognises, horovod_read.read),
+    chrome_read.KIND: (chrome_read.recognises, chrome_read.read),
+}
+"""All formats that can be read."""
+
+_LOOK = 20_000  # events after which a file of an unknown format is given up
+_RANK = re.compile(r"(?:rank|worker|^r)[-_. ]?(\d{1,6})", re.IGNORECASE | re.ASCII)
+_SHOWN = 20
+_ENDINGS = (".json", ".json.gz")
+_NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # other files of a run folder
 
 
-@dataclass(frozen=True)
-class Source:
-    """A trace that was found: its file or folder, its spans, what was written beside them, what is missing."""
+def load(source: str | Path | Sequence[str | Path], *, run: str | None = None, limits: Limits | None = None) -> Trace:
+    """The trace in a run folder, a strategy's folder, a trace file, a folder of ranks' files, or several such files.
 
-    path: Path
-    spans: list[Span]
-    metadata: dict[str, Any]
-    notes: tuple[str, ...]
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self.path if self.path.is_dir() else self.path.parent
-
-
-def find(path: Path, *, run: str | None = None) -> Source:
-    """The trace behind a run folder, a strategy's folder, a trace file, or a folder of ranks' files.
-
-    Files of torch.profiler and Horovod timelines are read too. `run` names one of a run folder's several strategies.
+    Files of torch.profiler and Horovod timelines are read too. `run` names one strategy of a run folder with several.
+    `limits` bounds what is read from files of other tools.
     """
+    if not isinstance(source, str | Path):
+        return _foreign(Path(source[0]).parent if source else Path(), import_files(source, limits=limits))
+    path = Path(source)
     if path.is_file():
         if run is not None:
             raise UsageError(f"{path} is one trace: --run {run} needs the run folder that it is in")
-        return _open(path)
+        return _load_file(path, limits)
     if not path.is_dir():
         raise UsageError(f"there is no '{path}': name a run folder, or a {TRACE}")
     if run is None and (path / TRACE).is_file():
-        return _open(path / TRACE)
+        return _load_file(path / TRACE, limits)
     if run is None and has_rank_files(path):
-        merged = merge_folder(path)
-        return Source(path, merged.spans, {"clock_error_ns": merged.clock_error_ns}, merged.notes)
+        return merge_folder(path)
     found = runs(path)
     if run is not None:
         chosen = [folder for folder in found if folder.name == run]
         if not chosen:
             raise unknown("run", run, [folder.name for folder in found])
-        return _open(chosen[0] / TRACE)
+        return _load_file(chosen[0] / TRACE, limits)
     if len(found) > 1:
         raise UsageError(f"{path} holds the traces of {len(found)} runs: name one, such as {found[0]}")
-    return _open(found[0] / TRACE) if found else _folder(path)
+    return _load_file(found[0] / TRACE, limits) if found else _load_folder(path, limits)
 
 
 def runs(path: Path) -> list[Path]:
@@ -67,41 +75,172 @@ def runs(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob(f"runs/*/{TRACE}"))
 
 
-def _folder(path: Path) -> Source:
-    """Ranks' files that others wrote."""
-    files = sorted(f for f in path.iterdir() if f.name.endswith((".json", ".json.gz")) and f.name not in _NO_TRACES)
+def _load_folder(path: Path, limits: Limits | None) -> Trace:
+    """Files of ranks that another tool wrote."""
+    files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.name not in _NO_TRACES)
     if not files:
-        raise UsageError(f"{path} holds no trace: name a run folder of syncline train or compare, or traces of others")
-    return _open(files[0]) if len(files) == 1 else _others(path, load(files))
+        raise UsageError(
+            f"{path} holds no trace: name a run folder of syncline train or compare, or a folder with traces of"
+            " another tool"
+        )
+    return _load_file(files[0], limits) if len(files) == 1 else _foreign(path, import_files(files, limits=limits))
 
 
-def _open(path: Path) -> Source:
-    return _read(path) if kind_of(path) == OURS else _others(path, load(path))
+def _load_file(path: Path, limits: Limits | None) -> Trace:
+    if _reader(path, limits or Limits())[0] != chrome_read.KIND:
+        return _foreign(path, import_files(path, limits=limits))
+    found = chrome_read.read_chrome_trace(path)
+    written = found.metadata.get("notes")
+    earlier = [text for text in written if isinstance(text, str)] if isinstance(written, list) else []
+    found = replace(found, notes=(*earlier, *found.notes))
+    if any(phrase in text for text in found.notes for phrase in WAITS_UNKNOWN):
+        # The clocks were not measured, as the trace says.
+        return replace(found, metadata={**found.metadata, "aligned": False})
+    return _with_note(found)
 
 
-def _others(path: Path, found: Imported) -> Source:
-    """A trace that others wrote: waits are cut out of its exchanges where its ranks' clocks agree."""
-    spans = [span for rank in found.ranks for span in found.spans[rank]]
-    if found.aligned and len(found.ranks) > 1:
-        spans = split_waits(spans)
-    about: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.ranks))}
+def _foreign(path: Path, found: "Imported") -> Trace:
+    """A trace of another tool; waits are split off where the ranks' clocks agree."""
+    metadata: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.ranks))}
     if not found.aligned:
-        about["aligned"] = False
-    return Source(path, spans, about, (*found.notes, *_untold(about, spans)))
+        metadata["aligned"] = False
+    spans = [span for rank in found.ranks for span in found.spans[rank]]
+    split = found.aligned and len(found.ranks) > 1
+    return _with_note(Trace.of(spans, metadata=metadata, notes=found.notes, path=path, split=split))
 
 
-def _untold(about: Mapping[str, Any], spans: Sequence[Span]) -> list[str]:
-    """A note where waits for a late rank cannot be told."""
-    why = waits_missing(about, len({span.rank for span in spans}))
-    return [f"{why}: waits for a late rank {_TOLD}"] if why else []
+def _with_note(trace: Trace) -> Trace:
+    """The trace with a note if waits for a late rank are unknown."""
+    why = trace.waits_unknown
+    note = f"{why}: waits for a late rank {WAITS_UNKNOWN[0]}"
+    return replace(trace, notes=(*trace.notes, note)) if why else trace
 
 
-def _read(path: Path) -> Source:
-    again = reread(path)
-    told = again.metadata.get("notes")
-    earlier = [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
-    notes, about = (*earlier, *again.notes), again.metadata
-    if any(_TOLD in text for text in notes):
-        # Its clocks were not measured, as it says.
-        return Source(path, again.spans, {**about, "aligned": False}, notes)
-    return Source(path, again.spans, about, (*notes, *_untold(about, again.spans)))
+@dataclass(frozen=True)
+class Imported:
+    """Trace files as read: their format, the spans by rank, and notes about missing or odd content."""
+
+    kind: str
+    spans: dict[int, list[Span]]
+    notes: tuple[str, ...] = ()
+    aligned: bool = True
+    """Whether all ranks' times are on one clock."""
+    world: int = 0
+    """The job's number of ranks according to its files; 0 where they do not say."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have spans."""
+        return tuple(self.spans)
+
+
+def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | None = None) -> Imported:
+    """Read one trace file, several files, or all files of a folder (one per rank), plain or gzip.
+
+    A file that cannot be read is named in `notes`, and the others are loaded. `UsageError` if no file is left, and for
+    a single file. The ranks of several files are aligned to the first one's clock.
+    """
+    paths = _paths(source)
+    traces: list[RankTrace] = []
+    notes: list[str] = []
+    kinds: dict[str, Path] = {}
+    for path in paths:
+        try:
+            kind, found = _read(path, limits or Limits())
+        except UsageError as error:
+            if len(paths) == 1:
+                raise
+            notes.append(f"left out: {error}")
+            continue
+        kinds.setdefault(kind, path)
+        traces += found
+    if not traces:
+        raise UsageError(f"none of {len(paths)} files is a trace that can be read; {notes[0]}")
+    if len(kinds) > 1:
+        both = " and ".join(f"{path} ({kind})" for kind, path in list(kinds.items())[:2])
+        raise UsageError(f"{both} are traces of two formats: give files of one format")
+    (kind,) = kinds
+    return _combine(kind, traces, notes)
+
+
+def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
+    given = [Path(source)] if isinstance(source, str | Path) else [Path(one) for one in source]
+    if not given:
+        raise UsageError("no trace was given: name a file, several, or a folder")
+    if len(given) == 1 and given[0].is_dir():
+        found = sorted(path for path in given[0].iterdir() if path.name.endswith(_ENDINGS))
+        if not found:
+            raise UsageError(f"{given[0]} has no .json or .json.gz file: give the folder that holds the trace files")
+        return found
+    # A pipe or a device could block for ever.
+    if odd := next((path for path in given if not path.is_file()), None):
+        raise UsageError(f"{odd} is not a file: give trace files, or one folder of them")
+    return given
+
+
+def _read(path: Path, limits: Limits) -> tuple[str, list[RankTrace]]:
+    kind, reads = _reader(path, limits)
+    found = [trace for trace in reads(TraceFile(path, limits)) if trace.spans]
+    if not found:
+        raise UsageError(f"{path} holds nothing that can be analysed: profile at least one whole training step")
+    return kind, found
+
+
+def _reader(path: Path, limits: Limits) -> tuple[str, Reads]:
+    """The format of a file and the function that reads it."""
+    file = TraceFile(path, limits)
+    for number, event in enumerate(file.events()):
+        for kind, (recognises, reads) in READERS.items():
+            if recognises(file, event):
+                return kind, reads
+        if number == _LOOK:
+            break
+    raise UsageError(f"{path} is not a trace of {', '.join(READERS)}: none of its events is known")
+
+
+def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
+    """One trace from the files' ranks."""
+    many = len({trace.path for trace in traces}) > 1
+    for trace in traces:
+        notes += [f"{trace.path.name}: {note}" if many else note for note in trace.notes]
+    _assign_ranks(traces, notes)
+    by_rank = _unique(sorted(traces, key=lambda trace: trace.rank), notes)
+    aligned = True
+    if many:
+        name_alike(by_rank)
+        more, aligned = align(by_rank)
+        notes += more
+    world = max(trace.world for trace in by_rank)
+    lost = sorted(set(range(min(world, 1 << 20))) - {trace.rank for trace in by_rank})
+    if lost:
+        names = ", ".join(str(rank) for rank in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
+        notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
+    spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
+    return Imported(kind, spans, tuple(notes), aligned, world)
+
+
+def _assign_ranks(traces: Sequence[RankTrace], notes: list[str]) -> None:
+    """Give a rank to the files that do not say theirs: from their names, else in the order of process ids."""
+    unknown_rank = [trace for trace in traces if trace.rank < 0]
+    taken = {trace.rank for trace in traces}
+    for trace in sorted(unknown_rank, key=lambda trace: (len(trace.pid), trace.pid, trace.path.name)):
+        found = _RANK.search(trace.path.name)
+        trace.rank = int(found[1]) if found else next(i for i in range(len(traces) + 1) if i not in taken)
+        taken.add(trace.rank)
+        trace.spans = [replace(span, rank=trace.rank) for span in trace.spans]
+        if not found and len(traces) > 1:
+            notes.append(f"{trace.path.name} does not say its rank: taken as {trace.rank}, by the order of processes")
+
+
+def _unique(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
+    """One trace per rank: a profiler that ran several times leaves several files, each with its own steps."""
+    result: dict[int, RankTrace] = {}
+    for trace in traces:
+        first = result.setdefault(trace.rank, trace)
+        if first is trace:
+            continue
+        if {span.step for span in first.spans} & {span.step for span in trace.spans}:
+            notes.append(f"left out: {trace.path.name} has steps of rank {trace.rank} that {first.path.name} has too")
+        else:
+            first.spans = first.spans + trace.spans
+    return list(result.values())

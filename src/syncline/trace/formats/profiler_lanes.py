@@ -1,22 +1,22 @@
-"""The threads of a torch.profiler trace as lanes: outermost ranges and ops, each given to a lane and a step."""
+"""Assigns the work of a torch.profiler trace's threads to lanes and steps, from their outermost ranges and ops."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_JOIN = 500_000  # ops of a lane closer than this, with nothing between, are one span: Python runs between them
+from syncline.trace.formats.trace_file import Step, step_at
+
+_JOIN = 500_000  # nanoseconds: ops of a lane that are closer, with nothing between, are one span (Python runs there)
 
 Thread = int | str
-"""How a trace names a thread."""
-
-Step = tuple[int, int, int]
-"""A step's number, start and end."""
+"""A thread's name in a trace."""
 
 
-class Piece(NamedTuple):
-    """A stretch of work of a thread.
+class Interval(NamedTuple):
+    """An interval of work of a thread.
 
-    `kind` is a lane; before `thread_lanes` also `op` (an op of any lane) or `finish` (DDP's copies after its backward).
+    `kind` is a lane. Before `thread_lanes` it can also be `op` (an op of any lane) or `finish` (DDP's copies after the
+    backward pass).
     """
 
     start: int
@@ -25,80 +25,74 @@ class Piece(NamedTuple):
     step: int = -1
 
 
-def step_at(steps: list[Step], start: int, end: int) -> int:
-    """The step that a stretch of time belongs to, the earlier one between two steps; -1 outside all of them."""
-    place = bisect_right(steps, start, key=lambda step: step[1]) - 1
-    if place < 0:
-        return steps[0][0] if steps and end > steps[0][1] else -1
-    return -1 if place == len(steps) - 1 and start >= steps[-1][2] else steps[place][0]
-
-
-def thread_lanes(pieces: Iterable[Piece], steps: list[Step], *, training: bool) -> list[Piece]:
-    """A thread's lanes, in order. A thread that does not run the training loop counts with its backward work only."""
-    outermost = [piece._replace(step=step_at(steps, piece.start, piece.end)) for piece in _outermost(pieces)]
+def thread_lanes(intervals: Iterable[Interval], steps: list[Step], *, training: bool) -> list[Interval]:
+    """A thread's lanes, in order. Of a thread that does not run the training loop, only backward work counts."""
+    outermost = [
+        interval._replace(step=step_at(steps, interval.start, interval.end)) for interval in _outermost(intervals)
+    ]
     if training:
         return joined(_placed(outermost), _JOIN)
     own = ("backward", "finish")
-    return joined([piece._replace(kind="backward") for piece in outermost if piece.kind in own], _JOIN)
+    return joined([interval._replace(kind="backward") for interval in outermost if interval.kind in own], _JOIN)
 
 
-def joined(pieces: Iterable[Piece], gap: int) -> list[Piece]:
-    """Join neighbours of one lane and step that are at most `gap` apart; `pieces` are sorted by start."""
-    result: list[Piece] = []
-    for piece in pieces:
+def joined(intervals: Iterable[Interval], gap: int) -> list[Interval]:
+    """Join neighbours of one lane and step that are at most `gap` apart; `intervals` are sorted by start."""
+    result: list[Interval] = []
+    for interval in intervals:
         before = result[-1] if result else None
-        same = before is not None and (before.kind, before.step) == (piece.kind, piece.step)
-        if before is not None and same and piece.start - before.end <= gap:
-            result[-1] = before._replace(end=max(before.end, piece.end))
+        same = before is not None and (before.kind, before.step) == (interval.kind, interval.step)
+        if before is not None and same and interval.start - before.end <= gap:
+            result[-1] = before._replace(end=max(before.end, interval.end))
         else:
-            result.append(piece)
+            result.append(interval)
     return result
 
 
-def without(pieces: list[Piece], holes: Iterable[tuple[int, int]]) -> list[Piece]:
-    """Cut the holes out of the pieces of one thread."""
-    apart = joined([Piece(start, end, "") for start, end in sorted(holes)], 0)
-    result: list[Piece] = []
+def without(intervals: list[Interval], holes: Iterable[tuple[int, int]]) -> list[Interval]:
+    """The intervals of one thread with the holes removed."""
+    apart = joined([Interval(start, end, "") for start, end in sorted(holes)], 0)
+    result: list[Interval] = []
     ends = [hole.end for hole in apart]
-    for piece in pieces:
-        at = piece.start
-        for place in range(bisect_right(ends, piece.start), len(apart)):
+    for interval in intervals:
+        at = interval.start
+        for place in range(bisect_right(ends, interval.start), len(apart)):
             hole = apart[place]
-            if hole.start >= piece.end:
+            if hole.start >= interval.end:
                 break
             if hole.start > at:
-                result.append(piece._replace(start=at, end=hole.start))
+                result.append(interval._replace(start=at, end=hole.start))
             at = hole.end
-        if at < piece.end:
-            result.append(piece._replace(start=at))
+        if at < interval.end:
+            result.append(interval._replace(start=at))
     return result
 
 
-def _outermost(pieces: Iterable[Piece]) -> list[Piece]:
-    result: list[Piece] = []
-    for piece in sorted(pieces, key=lambda p: (p.start, -p.end)):
-        at = result[-1].end if result else piece.start
-        if piece.end > at:
-            result.append(piece._replace(start=max(piece.start, at)))
+def _outermost(intervals: Iterable[Interval]) -> list[Interval]:
+    result: list[Interval] = []
+    for interval in sorted(intervals, key=lambda p: (p.start, -p.end)):
+        at = result[-1].end if result else interval.start
+        if interval.end > at:
+            result.append(interval._replace(start=max(interval.start, at)))
     return result
 
 
-def _placed(pieces: list[Piece]) -> list[Piece]:
-    """Give ops outside any range a lane, by what is around them in their step.
+def _placed(intervals: list[Interval]) -> list[Interval]:
+    """Assign a lane to ops outside any range, from the work around them in their step.
 
-    Up to the last backward work it is forward (the loss, say), before DDP copies its buckets back it is still backward,
-    and after that it is part of the update (clipping, say).
+    Ops before the last backward work are forward (such as the loss), ops before DDP copies its buckets back are
+    backward, and later ones are part of the update (such as clipping).
     """
-    last = {piece.step: piece.start for piece in pieces if piece.kind == "backward"}
-    result: list[Piece] = []
-    following = Piece(0, 0, "")
-    for piece in reversed(pieces):
-        if piece.kind != "op":
-            following = piece
-            lane = "backward" if piece.kind == "finish" else piece.kind
-        elif following.kind == "finish" and following.step == piece.step:
+    last = {interval.step: interval.start for interval in intervals if interval.kind == "backward"}
+    result: list[Interval] = []
+    following = Interval(0, 0, "")
+    for interval in reversed(intervals):
+        if interval.kind != "op":
+            following = interval
+            lane = "backward" if interval.kind == "finish" else interval.kind
+        elif following.kind == "finish" and following.step == interval.step:
             lane = "backward"
         else:
-            lane = "update" if piece.start > last.get(piece.step, piece.start) else "forward"
-        result.append(piece._replace(kind=lane))
+            lane = "update" if interval.start > last.get(interval.step, interval.start) else "forward"
+        result.append(interval._replace(kind=lane))
     return result[::-1]

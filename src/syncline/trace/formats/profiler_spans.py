@@ -1,18 +1,19 @@
-"""From the rows of a torch.profiler trace to spans: kernels take the lane of their launch, collectives are numbered."""
+"""Makes spans from the rows of a torch.profiler trace: kernels get the lane of their launch, collectives a number."""
 
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncline.trace.formats.profiler_lanes import Piece, Step, Thread, joined, step_at, thread_lanes, without
+from syncline.trace.formats.profiler_lanes import Interval, Thread, joined, thread_lanes, without
+from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.span import STEP, Span
 
-_JOIN = 5_000  # what lies between two kernels of a busy stream; longer gaps of a GPU are idle time
+_JOIN = 5_000  # nanoseconds between two kernels of a busy stream; in a longer gap the GPU is idle
 
 
 class Collective(NamedTuple):
-    """A collective where it ran: a range of a communication thread, or a kernel."""
+    """A collective as it ran: a range of a communication thread, or a kernel."""
 
     start: int
     end: int
@@ -22,7 +23,7 @@ class Collective(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel, or with `copied` an input on its way to the GPU."""
+    """A kernel, or (`copied`) a copy of an input to the GPU."""
 
     start: int
     end: int
@@ -32,10 +33,10 @@ class Kernel(NamedTuple):
 
 @dataclass
 class Rows:
-    """What is kept of a trace: `launches` of kernels by correlation, `calls` of collectives by the training threads."""
+    """The kept events: `launches` of kernels by correlation id, `calls` of collectives by thread."""
 
     steps: list[tuple[Step, Thread]] = field(default_factory=list)
-    host: dict[Thread, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    host: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     kernels: list[Kernel] = field(default_factory=list)
     launches: dict[int, tuple[Thread, int]] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Rows:
 
 
 def spans_of(rows: Rows, *, rank: int, base: int) -> tuple[list[Span], list[str]]:
-    """The rank's spans, shifted by `base` nanoseconds, and what was missing, in sentences."""
+    """The rank's spans, shifted by `base` nanoseconds, and notes about missing data."""
     notes: list[str] = []
     steps = _steps(rows, notes)
     if not steps:
@@ -51,7 +52,7 @@ def spans_of(rows: Rows, *, rank: int, base: int) -> tuple[list[Span], list[str]
     spans = [Span(rank, STEP, STEP, "", number, base + start, base + end) for number, start, end in steps]
     work = _work(rows, steps)
     spans += [Span(rank, p.kind, p.kind, "", p.step, base + p.start, base + p.end) for p in work if p.step >= 0]
-    outside = sum(piece.step < 0 for piece in work)
+    outside = sum(interval.step < 0 for interval in work)
     counted: dict[int, int] = defaultdict(int)
     for each in sorted(_collectives(rows, notes)):
         _, launched = rows.launches.get(each.correlation, (0, each.start))
@@ -71,7 +72,7 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     steps = sorted({step[0]: step for step, _ in rows.steps}.values(), key=lambda step: step[1])
     if steps:
         return steps
-    edges = [(piece.start, piece.end) for thread in rows.host.values() for piece in thread]
+    edges = [(interval.start, interval.end) for thread in rows.host.values() for interval in thread]
     edges += [(kernel.start, kernel.end) for kernel in rows.kernels]
     edges += [(each.start, each.end) for each in rows.collectives]
     if not edges:
@@ -80,41 +81,41 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     return [(0, min(start for start, _ in edges), max(end for _, end in edges))]
 
 
-def _work(rows: Rows, steps: list[Step]) -> list[Piece]:
-    """Data and compute: on a GPU the time of its kernels, otherwise the host's."""
+def _work(rows: Rows, steps: list[Step]) -> list[Interval]:
+    """Data and compute: on a GPU the times of its kernels, otherwise those of the host."""
     main = rows.steps[0][1] if rows.steps else max(rows.host, key=lambda t: len(rows.host[t]), default=0)
-    lanes = {t: thread_lanes(pieces, steps, training=t == main) for t, pieces in rows.host.items()}
+    lanes = {t: thread_lanes(intervals, steps, training=t == main) for t, intervals in rows.host.items()}
     if rows.kernels:
         return [p for p in lanes.get(main, []) if p.kind == "data"] + _kernels(rows, lanes, steps)
-    # A call of a collective is no compute: where it blocks, the exchange is exposed.
+    # The call of a collective is not compute: where it blocks, the exchange is exposed.
     return [
-        piece
-        for thread, pieces in lanes.items()
-        for piece in without(pieces, [(call.start, call.end) for call in rows.calls.get(thread, [])])
+        interval
+        for thread, intervals in lanes.items()
+        for interval in without(intervals, [(call.start, call.end) for call in rows.calls.get(thread, [])])
     ]
 
 
-def _kernels(rows: Rows, lanes: dict[Thread, list[Piece]], steps: list[Step]) -> list[Piece]:
-    by_lane: dict[str, list[Piece]] = defaultdict(list)
-    starts = {thread: [piece.start for piece in pieces] for thread, pieces in lanes.items()}
+def _kernels(rows: Rows, lanes: dict[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:
+    by_lane: dict[str, list[Interval]] = defaultdict(list)
+    starts = {thread: [interval.start for interval in intervals] for thread, intervals in lanes.items()}
     for kernel in sorted(rows.kernels):
         thread, launched = rows.launches.get(kernel.correlation, (0, kernel.start))
         step = step_at(steps, launched, kernel.end)
-        # Without an op around its launch (a kernel from Python) it continues what its thread did before.
+        # Without an op around its launch (a kernel from Python) it gets the lane that its thread had before.
         place = bisect_right(starts.get(thread, []), launched) - 1
         before = lanes[thread][place] if place >= 0 else None
         lane = before.kind if before is not None and before.step == step else "forward"
         if kernel.copied and lane == "forward":
             lane = "data"
-        by_lane[lane].append(Piece(kernel.start, kernel.end, lane, step))
-    return [piece for pieces in by_lane.values() for piece in joined(pieces, _JOIN)]
+        by_lane[lane].append(Interval(kernel.start, kernel.end, lane, step))
+    return [interval for intervals in by_lane.values() for interval in joined(intervals, _JOIN)]
 
 
 def _collectives(rows: Rows, notes: list[str]) -> list[Collective]:
     found = rows.collectives
     if not found and any(rows.calls.values()):
         notes.append(
-            "of its collectives it has the calls only, which may return before the transfer ends:"
+            "it has only the calls of its collectives, which may return before the transfer ends:"
             " profile with ProfilerActivity.CUDA, or use the gloo backend on the CPU"
         )
         found = [call for calls in rows.calls.values() for call in _not_nested(calls)]

@@ -1,8 +1,9 @@
-"""A trace file, plain or gzip: its events one at a time, its header, and how it ended."""
+"""A trace file, plain or gzip: its events one at a time, its header, and whether it is cut off."""
 
 import gzip
 import sys
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ from syncline.trace.formats.json_stream import COMMAS, CUT, Limits, Window
 from syncline.trace.span import Span
 
 _HEADER_BYTES = 1 << 22  # a header may list every process group with its ranks: larger than any event
-# Other keys are read over: a hostile file could hold any number of them.
+# Other keys are skipped: a hostile file could hold any number of them.
 _KEPT = frozenset({"schemaVersion", "distributedInfo", "baseTimeNanoseconds", "host_name", "otherData"})
+
+Step = tuple[int, int, int]
+"""A step's number, start and end."""
 
 
 @dataclass
 class TraceFile:
-    """One file being read: `events()` yields its events and fills in the rest on the way.
+    """One file being read: `events()` yields its events and fills in the other fields meanwhile.
 
-    `array` says that the file is a bare array, as Horovod writes it; `cut` says how it stopped before its end, if it
-    did; `count` and `odd` count its entries and those that are no objects.
+    `array`: the file is a bare array, as Horovod writes it. `cut`: how the file stopped before its end, if it did.
+    `count`, `odd`: the number of entries, and of those that are not objects.
     """
 
     path: Path
@@ -35,14 +39,14 @@ class TraceFile:
     def events(self) -> Iterator[dict[str, Any]]:
         """The events, in the file's order.
 
-        Text that is no JSON raises `UsageError`, and so does what exceeds a limit. A file that stops early does not:
-        what it holds is yielded, and `cut` is set.
+        `UsageError` for text that is not JSON and for a file that exceeds a limit. A file that stops early gives its
+        events up to there, and sets `cut`.
         """
         try:
             with self.path.open("rb") as raw:
                 packed = raw.read(2) == b"\x1f\x8b"
                 raw.seek(0)
-                # By content, not by name: a name that lies would give a puzzling error.
+                # By content, not by name: a wrong file name would give a confusing error.
                 with gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw as data:
                     yield from self._read(Window(self.path, data, self.limits))
         except OSError as error:
@@ -63,7 +67,7 @@ class TraceFile:
         elif first == "":
             raise UsageError(f"{self.path} is empty: export the trace again")
         else:
-            raise UsageError(f"{self.path} is no trace: it starts with {first!r}, not with '{{' or '['")
+            raise UsageError(f"{self.path} is not a trace: it starts with {first!r}, not with '{{' or '['")
 
     def _object(self, window: Window) -> Iterator[dict[str, Any]]:
         window.take()
@@ -105,9 +109,9 @@ class TraceFile:
 
 @dataclass
 class RankTrace:
-    """What one file says of one rank; `rank` is negative and `world` 0 where it does not say.
+    """What one file says about one rank; `rank` is negative and `world` 0 where the file does not say.
 
-    `absolute` says that the times are on a clock that other files share.
+    `absolute`: the times are on a clock that other files share.
     """
 
     path: Path
@@ -120,12 +124,31 @@ class RankTrace:
     absolute: bool = False
 
 
+def rank_traces(file: TraceFile, spans: Iterable[Span], notes: list[str], *, absolute: bool = False) -> list[RankTrace]:
+    """One `RankTrace` per rank of a file that holds several; the notes go to the first."""
+    ranks: dict[int, list[Span]] = {}
+    for span in spans:
+        ranks.setdefault(span.rank, []).append(span)
+    return [
+        RankTrace(file.path, rank, ranks[rank], notes if number == 0 else [], absolute=absolute)
+        for number, rank in enumerate(sorted(ranks))
+    ]
+
+
+def step_at(steps: list[Step], start: int, end: int) -> int:
+    """The number of the step that this time belongs to; between two steps the earlier, -1 outside all of them."""
+    place = bisect_right(steps, start, key=lambda step: step[1]) - 1
+    if place < 0:
+        return steps[0][0] if steps and end > steps[0][1] else -1
+    return -1 if place == len(steps) - 1 and start >= steps[-1][2] else steps[place][0]
+
+
 def times(event: dict[str, Any]) -> tuple[int, int] | None:
-    """Start and end of an event in nanoseconds, or nothing where it has no sane ones."""
+    """Start and end of an event in nanoseconds, or None where they are missing or impossible."""
     start, length = event.get("ts"), event.get("dur", 0)
     if not (isinstance(start, int | float) and isinstance(length, int | float)):
         return None
-    # Far beyond any clock's microseconds, and still exact enough to be told apart.
+    # Far beyond any clock's microseconds, and still exact to the microsecond.
     if not (-1e16 < start < 1e16 and 0 <= length < 1e16):
         return None
     begin = round(start * 1000)
@@ -133,12 +156,12 @@ def times(event: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def text(value: object, default: str = "") -> str:
-    """A name as it is kept: a string of at most 200 characters, one copy of each."""
+    """A name as it is kept: a string of at most 200 characters, each stored once."""
     return sys.intern(value[:200]) if isinstance(value, str) else default
 
 
 def whole(value: object, default: int = -1) -> int:
-    """A count or an index: an integer that is not negative and fits 62 bits."""
+    """A count or an index: a non-negative integer of at most 62 bits, else `default`."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else default
 
 

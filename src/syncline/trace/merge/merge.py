@@ -1,51 +1,102 @@
-"""Spans of all ranks on one clock: rank 0's."""
+"""The merged trace: spans of all ranks on rank 0's clock, with exchanges matched across ranks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from syncline.trace.analysis.partition import split_waits
 from syncline.trace.merge.clocks import Clock
+from syncline.trace.merge.exchanges import Exchange, match_exchanges
 from syncline.trace.span import Span
+
+WAITS_UNKNOWN = ("cannot be separated from transfers", "are not told from transfers")
+"""Notes with one of these say that waits for a late rank are unknown; the second is from earlier versions' files."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's spans on its own clock, and what is known of that clock."""
+    """One rank's spans on its own clock, and what is known about that clock."""
 
     rank: int
     spans: Sequence[Span]
     host: str = ""
     """Ranks with the same text read the same clock (`clocks.host()`)."""
     clock: Clock | None = None
-    """As measured against rank 0; None where it was not."""
+    """As measured against rank 0; None where it was not measured."""
 
 
 @dataclass(frozen=True)
-class Merged:
-    """All ranks' spans on one clock, waits cut out of exchanges; `notes` are sentences on what is missing."""
+class Trace:
+    """The spans of all ranks on one clock, and their exchanges; `Trace.of` makes one from spans."""
 
     spans: list[Span]
+    exchanges: list[Exchange]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the run and its ranks, such as `world_size`, `backend` and `clock_error_ns`."""
     notes: tuple[str, ...] = ()
-    clock_error_ns: float | None = 0.0
-    """How far times of different ranks can be apart from the truth; None where some clock was not measured."""
+    """Sentences about missing or doubtful data."""
+    path: Path = Path()
+    """The file or folder that it was read from."""
+
+    @classmethod
+    def of(
+        cls,
+        spans: Iterable[Span],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+        path: Path = Path(),
+        split: bool = True,
+    ) -> "Trace":
+        """A trace from spans on one clock. `split=False` keeps exchanges whole: the clocks cannot be compared."""
+        spans, exchanges = match_exchanges(spans, split=split)
+        return cls(spans, exchanges, metadata or {}, tuple(notes), path)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have spans."""
+        return tuple(sorted({span.rank for span in self.spans}))
+
+    @property
+    def clock_error_ns(self) -> float | None:
+        """The largest possible error between times of different ranks; None where a clock was not measured."""
+        error: float | None = self.metadata.get("clock_error_ns", 0.0)
+        return error
+
+    @property
+    def folder(self) -> Path:
+        """The folder that it was read from."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def waits_unknown(self) -> str | None:
+        """Why waits for a late rank cannot be separated from transfers; None where they can.
+
+        All ranks must be in the trace, on one clock.
+        """
+        if self.metadata.get("aligned", True) is False or self.clock_error_ns is None:
+            return "not all ranks' clocks could be compared"
+        world, ranks = self.metadata.get("world_size"), len(self.ranks)
+        return f"the trace has {ranks} of {world} ranks" if type(world) is int and world > ranks else None
 
 
-def merge(parts: Sequence[Part]) -> Merged:
-    """One list of spans from the ranks' own; waits are split where all clocks are known.
+def merge(parts: Sequence[Part]) -> Trace:
+    """One trace from the ranks' own spans; waits are split off where all clocks are known.
 
-    Ranks of rank 0's host need no measurement. Of several ranks of another host the best measurement counts for all.
+    Ranks of rank 0's host need no measurement. If several ranks of another host were measured, the best measurement
+    counts for all of them.
     """
     parts = sorted(parts, key=lambda part: part.rank)
     known = [part for part in parts if part.clock is not None]
-    # With rank 0 gone, clocks that were measured against it still agree; without any, the first one is as good.
+    # Without rank 0, clocks that were measured against it still agree. Without any measurement, the first clock counts.
     zero = next((part.host for part in parts if part.rank == 0 or not known), None)
     hosts = {part.host: Clock() if part.host == zero else _best(known, part.host) for part in parts}
     unknown = [part.rank for part in parts if hosts[part.host] is None]
     spans = [_aligned(span, hosts[part.host]) for part in parts for span in part.spans]
     if unknown:
-        return Merged(spans, (_unknown(unknown),), None)
+        return Trace.of(spans, metadata={"clock_error_ns": None}, notes=[_unknown(unknown)], split=False)
     error = max((clock.error for clock in hosts.values() if clock is not None), default=0.0)
-    return Merged(split_waits(spans), (), error)
+    return Trace.of(spans, metadata={"clock_error_ns": error})
 
 
 def _best(known: Sequence[Part], host: str) -> Clock | None:
@@ -63,5 +114,5 @@ def _unknown(ranks: Sequence[int]) -> str:
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     return (
         f"{who} ran on another host and no clock was measured: times are not aligned there, and waits for a late rank"
-        " are not told from transfers"
+        f" {WAITS_UNKNOWN[0]}"
     )

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from syncline.errors import UsageError
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Merged, Part, merge
+from syncline.trace.merge.merge import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
 from syncline.trace.span import MAX_TIME_NS, Span
 
@@ -84,7 +84,7 @@ def read_rank_file(path: Path) -> RankFile:
     return RankFile(Part(head["rank"], spans, head["host"], clock), head["world_size"], problem)
 
 
-def merge_folder(folder: Path) -> Merged:
+def merge_folder(folder: Path) -> Trace:
     """One trace of the rank files in a folder. Missing, truncated and broken files are named in its notes."""
     files: dict[int, RankFile] = {}
     notes: list[str] = []
@@ -118,7 +118,7 @@ def merge_folder(folder: Path) -> Merged:
     if len(missing) > _MAX_NAMED:
         notes.append(f"{len(missing) - _MAX_NAMED} further ranks are missing")
     merged = merge([file.part for file in files.values()])
-    return replace(merged, notes=(*notes, *merged.notes))
+    return replace(merged, notes=(*notes, *merged.notes), path=folder)
 
 
 def has_rank_files(folder: Path) -> bool:

@@ -106,7 +106,7 @@ def write_trace(
         del ranks["recorder"][_COST]
     metadata = {**metadata, "world_size": world_size, "clock_error_ns": merged.clock_error_ns, "notes": notes, **ranks}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_chrome_trace(merged.spans, path, metadata=metadata)
+    write_chrome_trace(replace(merged, metadata=metadata), path)
     return WrittenTrace(path, tuple(notes))
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from syncline.trace import Recorder
-from syncline.trace.analysis.partition import partition
+from syncline.trace.analysis.timeline import partition
 from syncline.trace.span import STEP
 
 PHASES = ("data", "forward", "backward", "encode", "exchange and wait", "update", "other")

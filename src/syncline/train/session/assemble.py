@@ -7,7 +7,7 @@ from syncline.engine.tuning.tuner import REPLAN
 from syncline.stats import summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Merged, Part, merge
+from syncline.trace.merge.merge import Part, Trace, merge
 from syncline.trace.merge.metadata import rank_metadata
 from syncline.train.strategies import load
 
@@ -15,14 +15,9 @@ _FEWEST = 3
 """Steps under a plan from which shares are taken without those before it."""
 
 
-def merged(records: Sequence[Mapping[str, Any]]) -> Merged:
-    """All ranks' spans on rank 0's clock, with waits cut out of exchanges."""
+def merged(records: Sequence[Mapping[str, Any]]) -> Trace:
+    """All ranks' spans on rank 0's clock, with exchanges matched across ranks."""
     return merge([_part(record) for record in records])
-
-
-def spans_of(records: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """The spans of `merged`."""
-    return merged(records).spans
 
 
 def about_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

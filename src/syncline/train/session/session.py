@@ -263,7 +263,7 @@ def finish(
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0]["backend"]}
     metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes} | about_ranks(records)
     metadata |= {} if bandwidth is None else {"bandwidth": bandwidth}
-    write_chrome_trace(trace.spans, folder / "trace.json.gz", metadata=metadata)
+    write_chrome_trace(replace(trace, metadata=metadata), folder / "trace.json.gz")
     result = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
     return result | {"spans_dropped": sum(record["spans_dropped"] for record in records)}
 

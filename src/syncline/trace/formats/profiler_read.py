@@ -1,4 +1,4 @@
-"""Reads a torch.profiler (Kineto) trace: what of its events tells about lanes, collectives and steps."""
+"""Reads a torch.profiler (Kineto) trace: the events that tell about lanes, collectives and steps."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.collective_names import collective, elements, item_size
-from syncline.trace.formats.profiler_lanes import Piece, Thread
+from syncline.trace.formats.profiler_lanes import Interval, Thread
 from syncline.trace.formats.profiler_spans import Collective, Kernel, Rows, spans_of
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
 
 KIND = "torch.profiler"
-"""The name of this kind of trace."""
+"""The name of this format."""
 
 _HOST = frozenset({"cpu_op", "user_annotation", "python_function", "operator"})
 _LAUNCH = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
@@ -32,7 +32,7 @@ _PREFIXES = (
     ("FullyShardedDataParallel.forward", "forward"),
     ("nn.Module: ", "forward"),
 )
-# Ranges that users write themselves. Not "backward": theirs would hide DDP's wait at its end, autograd's own do not.
+# Ranges that users write. Not "backward": a user's range would hide DDP's wait at its end; autograd's ranges do not.
 _WORDS = {
     "data": "data", "dataload": "data", "dataloading": "data", "dataloader": "data", "loaddata": "data",
     "forward": "forward", "fwd": "forward", "update": "update", "optimizer": "update", "optimizerstep": "update",
@@ -40,17 +40,17 @@ _WORDS = {
 
 
 def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
-    """Whether the file looks like torch.profiler's, from its header and one event."""
+    """Whether the header or one event shows that torch.profiler wrote the file."""
     return any(key in file.header for key in _HEADER) or event.get("cat") in (*_HOST, *_LAUNCH, *_DEVICE)
 
 
 def read(file: TraceFile) -> list[RankTrace]:
-    """The one rank that the file is of."""
+    """The one rank of the file."""
     reader = _Reader(file)
     for event in file.events():
         reader.add(event)
     if file.cut:
-        # Its events are not in the order of time: a part would be taken for the whole.
+        # Its events are not in time order, so a part of them would look like a whole trace.
         raise UsageError(f"{file.path} ends {file.cut}: export it again")
     info = file.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
@@ -58,7 +58,7 @@ def read(file: TraceFile) -> list[RankTrace]:
     rank = whole(info.get("rank"))
     spans, notes = spans_of(reader.rows, rank=rank, base=base)
     if file.odd or reader.odd:
-        notes.append(f"{file.odd + reader.odd} entries that are no sound events were left out")
+        notes.append(f"{file.odd + reader.odd} entries that are not valid events were left out")
     return [
         RankTrace(
             file.path, rank, spans, notes, world=whole(info.get("world_size"), 0), pid=reader.pid,
@@ -69,7 +69,7 @@ def read(file: TraceFile) -> list[RankTrace]:
 
 @dataclass
 class _Reader:
-    """Keeps of each event what is needed; nested ops, nearly all there are, are dropped on the way."""
+    """Keeps the needed part of each event; nested ops, which are nearly all, are dropped while reading."""
 
     file: TraceFile
     rows: Rows = field(default_factory=Rows)
@@ -79,7 +79,7 @@ class _Reader:
     _last: dict[Thread, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Sort one event in."""
+        """Process one event."""
         if event.get("ph") != "X":
             return
         category = event.get("cat")
@@ -121,7 +121,7 @@ class _Reader:
             self.rows.steps.append(((int(name.partition("#")[2]), start, end), thread))
         else:
             self._last[thread] = (start, end)
-            self.rows.host[thread].append(Piece(start, end, kind))
+            self.rows.host[thread].append(Interval(start, end, kind))
 
     def _device(self, event: dict[str, Any], category: str, name: str, start: int, end: int) -> None:
         args = fields(event)
@@ -132,13 +132,13 @@ class _Reader:
             size = count * item_size(args.get("dtype"))
             self.rows.collectives.append(Collective(start, end, title, size, correlation))
         else:
-            # An input on its way to the GPU belongs to the data; a copy back is the lane's that asked for it.
+            # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
             copied = category == "gpu_memcpy" and "HtoD" in name
             self.rows.kernels.append(Kernel(start, end, correlation, copied))
 
 
 def _kind(name: str, category: str) -> str:
-    """What a host event is: a lane, one of `Piece`'s other kinds, a step, or a collective's range or launch."""
+    """The kind of a host event: a lane, another kind of `Interval`, a step, or a collective's range or launch."""
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
@@ -153,7 +153,7 @@ def _kind(name: str, category: str) -> str:
 
 
 def _message(event: dict[str, Any]) -> int:
-    """Bytes of a message from the shapes, which a trace has with `record_shapes=True`."""
+    """Bytes of a message, from the shapes that a trace has with `record_shapes=True`."""
     args = fields(event)
     shapes, kinds = args.get("Input Dims"), args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(kinds, list):
