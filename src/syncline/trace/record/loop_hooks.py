@@ -119,9 +119,7 @@ class LoopHooks:
             return backward(*args, **kwargs)
         recorder = self.recorder
         self._backward_depth += 1
-        self.bucket_counts.clear()
-        self.last_gradient = None
-        hook = self._mark_last_gradient(args, kwargs) if self.has_comm_hook else None
+        hook = self._mark_last_gradient(args, kwargs)
         start = recorder.mark("backward")
         if self._loss_start is not None:
             recorder.add("forward", "loss", self._loss_start, start)
@@ -142,10 +140,15 @@ class LoopHooks:
             self.counts["backward"] += 1
 
     def _mark_last_gradient(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Mark the moment at which the last gradient is computed.
+        """Forget the last backward pass, and mark the moment at which this one has computed its last gradient.
 
-        Callbacks run in the order in which they were queued, and the root's hook runs before all of DDP's.
+        Only with a comm hook: otherwise the last bucket marks it. Callbacks run in the order in which they were queued,
+        and the root's hook runs before all of DDP's.
         """
+        self.bucket_counts.clear()
+        self.last_gradient = None
+        if not self.has_comm_hook:
+            return None
         roots = args[0] if args else kwargs.get("tensors")
         root = next(iter(roots), None) if isinstance(roots, list | tuple) else roots
         if not isinstance(root, torch.Tensor) or root.grad_fn is None:

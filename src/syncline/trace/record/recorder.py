@@ -13,8 +13,9 @@ from syncline.trace.record.cuda_clock import CudaClock
 from syncline.trace.record.postprocess import cut_blocked
 from syncline.trace.span import BLOCKED, STEP, Span
 
-Mark = Any  # a moment: an int (host nanoseconds), a torch.cuda.Event, or None while nothing is recorded
-_Row = tuple[str, str, str, int, Mark, Mark, int]
+Mark = int | torch.cuda.Event | None
+"""A moment: host nanoseconds, a CUDA event, or None while nothing is recorded."""
+_Row = tuple[str, str, str, int, Any, Any, int]  # both marks are integers, or both are events
 
 HOST_LANES = frozenset({"data", "wait"})
 """Lanes that block the host. Their spans use the host's clock even when the other lanes' work is on a GPU."""
@@ -160,7 +161,7 @@ class Recorder:
             lanes[span.lane] = lanes.get(span.lane, 0) + span.end - span.start
         return totals
 
-    def _times(self, start: Mark, end: Mark, step: int) -> tuple[int, int]:
+    def _times(self, start: Any, end: Any, step: int) -> tuple[int, int]:
         if isinstance(start, int):
             return start, int(end)
         assert self._cuda is not None
