@@ -9,7 +9,7 @@ from syncline.errors import UsageError
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
 from syncline.train.rank.sampler import Sampler
 from syncline.train.rank.wire_bytes import Counters, read_counters
-from syncline.train.session.assemble import assemble, merged, spans_of
+from syncline.train.session.assemble import assemble, merged
 from syncline.train.session.run_folder import busy_share
 from syncline.train.session.session import plan_runs
 
