@@ -111,7 +111,7 @@ def test_out_that_holds_other_things_is_refused_and_an_earlier_run_is_moved_asid
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     done = call("train", *SMALL, "--out", "mine", cwd=tmp_path)
     assert done.code == 2
-    assert "holds other things" in done.err
+    assert "holds files that are not a run" in done.err
     for _ in range(2):
         assert call("train", *SMALL, "--out", "run", cwd=tmp_path).code == 0
     assert results(tmp_path / "run")["runs"][0]["loss"] == results(tmp_path / "run.1")["runs"][0]["loss"]

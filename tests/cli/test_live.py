@@ -18,14 +18,14 @@ from rich.console import Console
 
 from syncline.cli.progress import STEPS, Bars, Lines, Phases
 from syncline.trace import Recorder
-from syncline.train.rank import live
-from syncline.train.rank.live import PHASES, Live
+from syncline.train.rank import step_log
+from syncline.train.rank.step_log import LIVE_PHASES, LivePhases
 
 RUN = SimpleNamespace(strategy="ddp", workers=2, servers=0, train=SimpleNamespace(steps=40, epochs=1))
 
 
 def phases(**ms):
-    return dict.fromkeys(PHASES, 0.0) | {name.replace("_", " "): value for name, value in ms.items()}
+    return dict.fromkeys(LIVE_PHASES, 0.0) | {name.replace("_", " "): value for name, value in ms.items()}
 
 
 def message(step, **ranks):
@@ -142,9 +142,9 @@ def test_a_message_holds_the_whole_step():
     recorder.add("exchange", "late", 19_000_000, 26_000_000, unit="w", step=0)  # into the next step
     filed(recorder, 1, 20_000_000)
     recorder.add_blocked(39_950_000, 40_000_000)
-    told = Live().look(recorder, [0, 1])
+    told = LivePhases().compute(recorder, [0, 1])
     assert list(told) == [0, 1]
-    assert set(told[1]) == set(PHASES)
+    assert set(told[1]) == set(LIVE_PHASES)
     for row in told.values():
         assert sum(row.values()) == pytest.approx(20.0)
     assert told[1]["forward"] == pytest.approx(9.0)
@@ -153,17 +153,17 @@ def test_a_message_holds_the_whole_step():
 
 def test_looking_costs_less_than_its_share(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(step_log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     recorder = SimpleNamespace(spans=lambda first: clock.__setitem__(0, clock[0] + 0.0005) or [])
-    watch, spent, looks = Live(), 0.0, 0
+    watch, spent, looks = LivePhases(), 0.0, 0
     for step in range(2000):
         clock[0] += 0.02
         before = clock[0]
-        watch.look(recorder, [step])
+        watch.compute(recorder, [step])
         spent += clock[0] - before
         looks += clock[0] > before
     assert 200 < looks < 300
-    assert spent <= live.SHARE * clock[0] + 0.003
+    assert spent <= step_log.LIVE_COST * clock[0] + 0.003
 
 
 def test_messages_of_all_ranks_arrive(tmp_path):

@@ -211,7 +211,7 @@ def test_another_world_size_goes_on_with_the_whole_curve(workers, copy, finished
     assert all(math.isfinite(loss) for loss in entry["loss"])
     assert [epoch["epoch"] for epoch in entry["epochs"]] == [1, 2]
     text = " ".join(results(copy)["warnings"])
-    assert f"on 2 ranks, now on {workers}" in text
+    assert f"on 2 ranks, now {workers}" in text
     assert ("its error feedback, if any, is not carried over" in text) == (workers == 1)
     assert len(_files(copy, 2 * STEPS)) == workers
 
@@ -219,7 +219,7 @@ def test_another_world_size_goes_on_with_the_whole_curve(workers, copy, finished
 def _truncate(folder):
     part = folder / "checkpoints" / "step-00000007" / "rank1.pt"
     part.write_bytes(part.read_bytes()[:-700])
-    return "rank1.pt is cut off"
+    return "rank1.pt is truncated"
 
 
 def _lose_a_file(folder):
@@ -271,9 +271,9 @@ def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_pa
     ("options", "message"),
     [
         ((), "is finished: use --epochs 2"),
-        (("--model", "mlp"), "train.model = 'resumable:net' and cannot go on with 'mlp'"),
+        (("--model", "mlp"), "train.model = 'resumable:net' and cannot resume with 'mlp'"),
         (("--data", "cifar10"), "train.data"),
-        (("--seed", 3, "--epochs", 2), "train.seed = 0 and cannot go on with 3"),
+        (("--seed", 3, "--epochs", 2), "train.seed = 0 and cannot resume with 3"),
         (("--batch", 24), "train.batch"),
         (("--steps", 9), "use --epochs to train longer"),
         (("--set", f"train.optimizer={ADAMW}"), "train.optimizer"),
@@ -307,7 +307,7 @@ def test_no_checkpoint_there(copy, invoke, tmp_path):
         for part in path.iterdir():
             part.write_bytes(part.read_bytes()[:100])
     code, err = invoke("train", "--resume", "run")
-    assert (code, "step-00000004" in err, "as are all newer ones" in err) == (2, True, True), err
+    assert (code, "step-00000004" in err, "and so are all newer ones" in err) == (2, True, True), err
     shutil.rmtree(copy / "checkpoints")
     code, err = invoke("train", "--resume", "run")
     assert (code, "there is no checkpoint in" in err) == (2, True), err
@@ -324,7 +324,7 @@ def test_no_checkpoint_there(copy, invoke, tmp_path):
         (("train", "--strategy", "ddp-powersgd(rank=2)", "--checkpoint-every", 5), "syncline(powersgd(rank=4))"),
         (("train", "--checkpoint-every", -1), "must be at least 1, not -1"),
         (("train", "--set", "train.checkpoint_every=-1"), "train.checkpoint_every must be 0 or more"),
-        (("compare", "--set", "train.checkpoint_every=5"), "checkpoints are of one run"),
+        (("compare", "--set", "train.checkpoint_every=5"), "a checkpoint holds one run"),
     ],
 )
 def test_checkpoints_that_cannot_be_written(options, message, invoke, tmp_path):

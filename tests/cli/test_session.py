@@ -6,7 +6,7 @@ import pytest
 
 from syncline.cluster.capabilities import Capabilities
 from syncline.train.config import Config
-from syncline.train.session.session import run_session
+from syncline.train.session.local import run_local
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -35,7 +35,7 @@ def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
             "compare.strategies": ["single", "gather-scatter", "all-reduce", "ddp"],
         }
     )
-    folder, _ = run_session(config, out=tmp_path / "run", watcher=Silent())
+    folder, _ = run_local(config, out=tmp_path / "run", watcher=Silent())
     trouble = []
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=str(CHROMIUM), args=QUIET.split())
@@ -56,7 +56,7 @@ def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path,
     nothing = Capabilities(
         can_namespaces=False, how="none", can_shape=False, netem=False, why="no namespaces on this machine"
     )
-    monkeypatch.setattr("syncline.train.session.places.capabilities", lambda: nothing)
+    monkeypatch.setattr("syncline.train.session.placement.capabilities", lambda: nothing)
     config = Config().override(
         {
             "train.model": "mlp(hidden=16)",
@@ -68,7 +68,7 @@ def test_where_nodes_cannot_be_emulated_local_ranks_run_and_it_is_said(tmp_path,
             "compare.strategies": ["all-reduce"],
         }
     )
-    _, results = run_session(config, out=tmp_path / "run", watcher=Silent())
+    _, results = run_local(config, out=tmp_path / "run", watcher=Silent())
     assert results["runs"][0]["status"] == "ok"
     assert not results["network"]["emulated"]
     assert "plain local ranks" in results["warnings"][0]

@@ -16,7 +16,7 @@ from syncline.cluster.capabilities import capabilities
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.formats.load import load
 from syncline.train.config import Config
-from syncline.train.session.session import run_session
+from syncline.train.session.local import run_local
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.alone]
 ATTEMPTS, QUIET = 3, 0.1
@@ -151,7 +151,7 @@ def test_a_link_of_100_mbit_is_bandwidth_bound(tmp_path: Path):
                 "compare.strategies": ["ddp"],
             }
         )
-        source = load(run_session(config, out=tmp_path / bandwidth, watcher=Silent())[0])
+        source = load(run_local(config, out=tmp_path / bandwidth, watcher=Silent())[0])
         return analyze(source)
 
     def measure():

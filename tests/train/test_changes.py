@@ -15,7 +15,7 @@ from syncline.errors import UsageError
 from syncline.results.file import load, numbers
 from syncline.train.config import Config, load_recipe, load_run, parse_settings
 from syncline.train.session.link_changes import Change, parse_changes
-from syncline.train.session.session import run_session
+from syncline.train.session.local import run_local
 
 
 class Silent:
@@ -71,7 +71,7 @@ def test_a_table_is_expected() -> None:
 
 def test_a_session_refuses_before_it_leaves_anything(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="use 1 to 59"):
-        run_session(asked("cluster.changes.60=1Gbit"), out=tmp_path / "run", watcher=Silent())
+        run_local(asked("cluster.changes.60=1Gbit"), out=tmp_path / "run", watcher=Silent())
     assert not (tmp_path / "run").exists()
 
 
@@ -100,7 +100,7 @@ def test_half_the_bandwidth_makes_all_ranks_plan_again_once_and_the_losses_stay(
             "compare.strategies": ["ddp", "syncline"],
         }
     )
-    folder, _ = run_session(config, out=tmp_path / "run", watcher=Silent())
+    folder, _ = run_local(config, out=tmp_path / "run", watcher=Silent())
     results = load(folder)
     ddp, tuned = results["runs"]
     for run in (ddp, tuned):

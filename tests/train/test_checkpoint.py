@@ -15,31 +15,31 @@ from resumable import ErrorFeedback
 from syncline.errors import UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint import files as checkpoint
+from syncline.train.checkpoint.history import History
+from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
 from syncline.train.checkpoint.snapshot import Snapshots
 from syncline.train.config import Train
-from syncline.train.rank.loop import Outcome
-from syncline.train.rank.randomness import random_state, seed_all, set_random_state
 from syncline.train.strategies import Context, Strategy
 
 CPU = torch.device("cpu")
 
 
-def _write(folder, step, *, meet=lambda: None, **extra):
+def _write(folder, step, *, barrier=lambda: None, **extra):
     content = {"format": checkpoint.FORMAT, "step": step, "rank": 0, "workers": 1, "x": torch.arange(1000), **extra}
-    checkpoint.write(folder, content, rank=0, workers=1, meet=meet)
+    checkpoint.write(folder, content, rank=0, workers=1, barrier=barrier)
 
 
 def _names(folder):
-    return [path.name for path in checkpoint.found(folder)]
+    return [path.name for path in checkpoint.list_checkpoints(folder)]
 
 
 def test_the_newest_two_are_kept_and_named_by_step(tmp_path):
-    assert checkpoint.found(tmp_path / "nothing") == []
+    assert checkpoint.list_checkpoints(tmp_path / "nothing") == []
     for step in (9, 10, 100_000_000):
         _write(tmp_path, step)
     assert _names(tmp_path) == ["step-100000000", "step-00000010"]
     assert len(list(tmp_path.iterdir())) == 2
-    assert all(checkpoint.damage(path) is None for path in checkpoint.found(tmp_path))
+    assert all(checkpoint.find_damage(path) is None for path in checkpoint.list_checkpoints(tmp_path))
 
 
 def test_a_rank_that_ends_during_the_write_leaves_the_old_checkpoint(tmp_path):
@@ -48,10 +48,10 @@ def test_a_rank_that_ends_during_the_write_leaves_the_old_checkpoint(tmp_path):
 
     _write(tmp_path, 1)
     with pytest.raises(InterruptedError):
-        _write(tmp_path, 2, meet=die)
+        _write(tmp_path, 2, barrier=die)
     assert _names(tmp_path) == ["step-00000001"]
     assert (tmp_path / "step-00000002.tmp" / "rank0.pt").exists()
-    checkpoint.tidy(tmp_path, after=1)
+    checkpoint.remove_later(tmp_path, than=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -60,16 +60,16 @@ def test_later_checkpoints_are_set_aside_again_and_again(tmp_path):
         for step in (1, 2):
             if not (tmp_path / f"step-{step:08d}").exists():
                 _write(tmp_path, step)
-        checkpoint.tidy(tmp_path, after=1)
+        checkpoint.remove_later(tmp_path, than=1)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002.aside"]
 
 
 def test_a_file_that_another_machine_kept_for_itself_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(checkpoint, "_VISIBLE_WITHIN_S", 0.0)
     content = {"format": checkpoint.FORMAT, "step": 3, "rank": 0, "workers": 2}
     with pytest.raises(FileNotFoundError, match=r"rank1.pt was written by its rank.*that they share"):
-        checkpoint.write(tmp_path, content, rank=0, workers=2, meet=lambda: None)
-    assert checkpoint.found(tmp_path) == []
+        checkpoint.write(tmp_path, content, rank=0, workers=2, barrier=lambda: None)
+    assert checkpoint.list_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1000, -100, -1])
@@ -77,7 +77,7 @@ def test_every_truncation_is_damage(keep, tmp_path):
     _write(tmp_path, 1)
     part = tmp_path / "step-00000001" / "rank0.pt"
     part.write_bytes(part.read_bytes()[:keep])
-    assert "rank0.pt is cut off" in checkpoint.damage(part.parent)
+    assert "rank0.pt is truncated" in checkpoint.find_damage(part.parent)
 
 
 def test_a_single_bit_is_damage(tmp_path):
@@ -86,21 +86,21 @@ def test_a_single_bit_is_damage(tmp_path):
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert checkpoint.damage(part.parent) == "rank0.pt has changed since it was written"
+    assert checkpoint.find_damage(part.parent) == "rank0.pt has changed since it was written"
 
 
 def test_damage_by_other_means(tmp_path):
     _write(tmp_path, 1)
     _write(tmp_path, 2, workers=2)
     one, two = tmp_path / "step-00000001", tmp_path / "step-00000002"
-    assert checkpoint.damage(two) == "rank1.pt is missing"
+    assert checkpoint.find_damage(two) == "rank1.pt is missing"
     (one / "rank0.pt").rename(two / "rank1.pt")
-    assert checkpoint.damage(two) == "rank1.pt is of step 1, rank 0"
+    assert checkpoint.find_damage(two) == "rank1.pt is of step 1, rank 0"
     _write(tmp_path, 3, format=2)
     three = tmp_path / "step-00000003"
-    assert "another version" in checkpoint.damage(three)
+    assert "another version" in checkpoint.find_damage(three)
     torch.save(SimpleNamespace(), three / "rank0.pt")
-    assert "no checkpoint" in checkpoint.damage(three), "objects are not loaded"
+    assert "not a checkpoint" in checkpoint.find_damage(three), "objects are not loaded"
 
 
 def test_rows_after_the_checkpoint_are_cut_on_the_own_log_and_on_those_of_ranks_that_are_no_more(tmp_path):
@@ -150,40 +150,40 @@ def _step(snapshots):
 def test_a_snapshot_is_taken_up_bit_for_bit(tmp_path):
     first, second = _snapshots(tmp_path), _snapshots(tmp_path, seed=1)
     _step(first)
-    epochs = [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0, "wire": object()}]
-    first.save(Outcome(losses=[0.1, float("nan")], step_ms=[1.0, 2.0], epochs=epochs, accuracy=0.5, epoch_s=3.0))
+    epochs = [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0}]
+    first.save(History(losses=[0.1, float("nan")], step_ms=[1.0, 2.0], epochs=epochs, accuracy=0.5, epoch_s=3.0))
     _step(first)
-    outcome = second.restore(tmp_path / "step-00000002")
+    history = second.restore(tmp_path / "step-00000002")
     _step(second)
     for a, b in zip(*(s.phases[0].module.state_dict().values() for s in (first, second)), strict=True):
         assert torch.equal(a, b)
-    assert (outcome.losses[0], outcome.step_ms, outcome.accuracy, outcome.epoch_s) == (0.1, [1.0, 2.0], 0.5, 3.0)
-    assert outcome.epochs == [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0}]
-    assert outcome.resumed_at == [2]
+    assert (history.losses[0], history.step_ms, history.accuracy, history.epoch_s) == (0.1, [1.0, 2.0], 0.5, 3.0)
+    assert history.epochs == [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0}]
+    assert history.resumed_at == [2]
 
 
 def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path):
     snapshots = _snapshots(tmp_path)
     snapshots.synchronisers[0].state_dict = lambda: {"w.error": torch.zeros(1_000_000)[:3]}
-    snapshots.save(Outcome(losses=[1.0]))
+    snapshots.save(History(losses=[1.0]))
     assert (tmp_path / "step-00000001" / "rank0.pt").stat().st_size < 100_000
 
 
 def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path):
     snapshots = _snapshots(tmp_path)
     snapshots.optimizers[0].param_groups[0]["scale"] = numpy.float64(2.0)
-    snapshots.save(Outcome(losses=[1.0]))
-    assert checkpoint.damage(tmp_path / "step-00000001") is None
+    snapshots.save(History(losses=[1.0]))
+    assert checkpoint.find_damage(tmp_path / "step-00000001") is None
     snapshots.optimizers[0].param_groups[0]["schedule"] = object()
     with pytest.raises(UsageError, match=r"cannot hold optimizers\[0\].param_groups\[0\].schedule, a object"):
-        snapshots.save(Outcome(losses=[1.0, 1.0]))
+        snapshots.save(History(losses=[1.0, 1.0]))
 
 
 def test_another_model_or_data_set_is_refused(tmp_path):
-    _snapshots(tmp_path).save(Outcome(losses=[1.0]))
+    _snapshots(tmp_path).save(History(losses=[1.0]))
     other = _snapshots(tmp_path)
     other.phases[0].module[0] = nn.Linear(5, 3)
-    with pytest.raises(UsageError, match=r"the model has changed since .*'0.weight' is not as it was"):
+    with pytest.raises(UsageError, match=r"the model has changed since .*'0.weight' is missing or has another shape"):
         other.restore(tmp_path / "step-00000001")
     longer = Snapshots(**{**vars(_snapshots(tmp_path)), "steps": 6})
     with pytest.raises(UsageError, match="an epoch had 5 steps and now has 6"):
@@ -195,16 +195,16 @@ def _save_on_ranks(rank, world_size, folder):
     torch.manual_seed(rank)
     _step(snapshots)
     epochs = [{"epoch": 1, "train_s": 1.0 + rank, "test_s": None, "loss": float(rank)}]
-    snapshots.save(Outcome(losses=[float(rank)], step_ms=[10.0 + rank], epochs=epochs))
+    snapshots.save(History(losses=[float(rank)], step_ms=[10.0 + rank], epochs=epochs))
     return {name: error.tolist() for name, error in snapshots.synchronisers[0].errors.items()}
 
 
 def _restore_on_ranks(rank, world_size, folder):
     snapshots = _snapshots(folder, rank=rank, workers=world_size, strategy=ErrorFeedback, seed=rank)
-    outcome = snapshots.restore(Path(folder) / "step-00000001")
+    history = snapshots.restore(Path(folder) / "step-00000001")
     parameters = [p.tolist() for p in snapshots.phases[0].module.parameters()]
     errors = {name: error.tolist() for name, error in snapshots.synchronisers[0].errors.items()}
-    return errors, (outcome.losses, outcome.step_ms, outcome.epochs), parameters, torch.rand(2).tolist()
+    return errors, (history.losses, history.step_ms, history.epochs), parameters, torch.rand(2).tolist()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

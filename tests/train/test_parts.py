@@ -1,17 +1,24 @@
 """The small parts around the loop: samples, settings, counters, the run folder's figures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UsageError
+from syncline.trace import Span
+from syncline.trace.merge.clocks import Clock
+from syncline.train.checkpoint.history import History
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
-from syncline.train.rank.sampler import Sampler
-from syncline.train.rank.wire_bytes import Counters, read_counters
-from syncline.train.session.assemble import assemble, merged
-from syncline.train.session.run_folder import busy_share
-from syncline.train.session.session import plan_runs
+from syncline.train.data.sampler import Sampler
+from syncline.train.rank.network_counters import NetworkBytes, read_counters
+from syncline.train.rank.record import RankRecord
+from syncline.train.session.assemble import assemble, merge_records
+from syncline.train.session.machine import busy_share
+from syncline.train.session.runs import list_runs
+from syncline.train.strategies import Traffic
 
 SERVERS = ("ddp", "server(servers=2, part_mb=1)")
 
@@ -44,7 +51,7 @@ def test_batches_that_cannot_be_cut():
 def test_recipes_load_and_every_strategy_in_them_exists():
     assert {"course-vgg11", "horovod-scaling", "demo"} <= set(recipes())
     for name in recipes():
-        assert plan_runs(load_recipe(name), world_size=4)
+        assert list_runs(load_recipe(name), world_size=4)
 
 
 def test_course_recipe_is_the_courses_experiment():
@@ -85,34 +92,39 @@ def test_counters_leave_loopback_out(tmp_path):
     file = tmp_path / "dev"
     head = "Inter-| Receive | Transmit\n face |bytes ...\n"
     file.write_text(head + "    lo: 999 0 0 0 0 0 0 0 999 0 0 0 0 0 0 0\n sync0:  10 1 0 0 0 0 0 0  25 1 0 0 0 0 0 0\n")
-    assert read_counters(file) == Counters(sent=25, received=10)
-    assert Counters(30, 12).since(Counters(25, 10)) == Counters(5, 2)
+    assert read_counters(file) == NetworkBytes(sent=25, received=10)
+    assert NetworkBytes(35, 14).per_step_since(NetworkBytes(25, 10), steps=2) == NetworkBytes(5, 2)
 
 
 def test_busy_share_is_a_share():
     assert 0 <= busy_share(0.05) <= 1
 
 
-def _record(rank, starts, *, boot="b"):
+def _record(rank, starts, *, boot="b", **more):
     """Three steps of 100 ns: 40 forward, then an exchange from `starts` to 90."""
     spans = []
     for step in range(3):
         base = step * 100
-        spans.append(["forward", "forward", "", step, base, base + 40, 0])
-        spans.append(["exchange", "all-reduce", "w", step, base + starts, base + 90, 8])
-        spans.append(["step", "step", "", step, base, base + 100, 0])
-    return {
-        "rank": rank, "node": rank, "host": "h", "boot_id": boot, "spans": spans, "phases": 1, "synchronised_bytes": 8,
-        "startup_ms": {"launch": 1.0, "rendezvous": 2.0, "build": 3.0}, "losses": [3.0, 2.0, 1.0 + rank],
-        "epochs": [{"epoch": 1, "train_s": 1.0, "test_s": None, "loss": 2.0}], "accuracy": 0.5,
-        "theory": {"sent": 8.0, "received": 8.0, "serial": 8.0}, "wire": {"sent": 10, "received": 12},
-        "buffer_divergence": 0.25, "whole_from": 0, "spans_dropped": 0,
-    }  # fmt: skip
+        spans.append(Span(rank, "forward", "forward", "", step, base, base + 40, 0))
+        spans.append(Span(rank, "exchange", "all-reduce", "w", step, base + starts, base + 90, 8))
+        spans.append(Span(rank, "step", "step", "", step, base, base + 100, 0))
+    epochs = [{"epoch": 1, "train_s": 1.0, "test_s": None, "loss": 2.0}]
+    made = RankRecord(
+        rank=rank, node=rank, host="h", host_id=boot, cores=1, backend="gloo", spans=spans, phases=1,
+        synchronised_bytes=8, startup_ms={"launch": 1.0, "rendezvous": 2.0, "build": 3.0},
+        history=History(losses=[3.0, 2.0, 1.0 + rank], epochs=epochs, accuracy=0.5), theory=Traffic(8.0, 8.0, 8.0),
+        network=NetworkBytes(10, 12), buffer_divergence=0.25, first_complete_step=0, spans_dropped=0,
+        cpu_times=[], recording_cost={},
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def _assemble(*records):
+    return assemble("all-reduce", records, merge_records(records).spans, batch=4, nodes=len(records))
 
 
 def test_assembled_run_has_means_shares_and_waits():
-    records = [_record(0, 40), _record(1, 70)]
-    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
+    run = _assemble(_record(0, 40), _record(1, 70))
     assert run["loss"] == [3.0, 2.0, 1.5]
     assert run["step_ms"]["median"] == pytest.approx(1e-4)
     assert run["samples_per_s"] == pytest.approx(4 / 100e-9)
@@ -123,24 +135,31 @@ def test_assembled_run_has_means_shares_and_waits():
 
 
 def test_steps_with_dropped_spans_are_left_out_of_the_shares_alone():
-    records = [_record(0, 40) | {"whole_from": 2}]
-    records[0]["spans"] = [row for row in records[0]["spans"] if row[0] == "step" or row[3] == 2]
-    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=1)
+    record = _record(0, 40, first_complete_step=2)
+    run = _assemble(replace(record, spans=[span for span in record.spans if span.lane == "step" or span.step == 2]))
     assert len(run["step_ms_series"]) == 3
     assert run["ranks"][0]["breakdown"]["forward"] == 0.4
 
 
 def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():
-    records = [_record(0, 40, boot="one"), _record(1, 70, boot="two")]
-    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
+    run = _assemble(_record(0, 40, boot="one"), _record(1, 70, boot="two"))
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.0, 0.0]
 
 
 def test_ranks_of_different_hosts_with_measured_clocks_have_waits():
-    ahead = {"offset": 5000.0, "drift": 0.0, "error": 2.0, "at": 0}
-    late = _record(1, 70, boot="two") | {"clock": ahead}
-    late["spans"] = [[*row[:4], row[4] + 5000, row[5] + 5000, row[6]] for row in late["spans"]]
-    records = [_record(0, 40, boot="one") | {"clock": ahead | {"offset": 0.0, "error": 0.0}}, late]
-    run = assemble("all-reduce", records, merged(records).spans, batch=4, nodes=2)
+    late = _record(1, 70, boot="two", clock=Clock(offset=5000.0, drift=0.0, error=2.0, at=0))
+    late = replace(late, spans=[replace(s, start=s.start + 5000, end=s.end + 5000) for s in late.spans])
+    records = [_record(0, 40, boot="one", clock=Clock()), late]
+    run = _assemble(*records)
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.3, 0.0]
-    assert merged(records).clock_error_ns == 2.0
+    assert merge_records(records).clock_error_ns == 2.0
+
+
+def test_a_record_survives_its_json_form():
+    for record in (
+        _record(
+            1, 70, clock=Clock(offset=5.0), prediction_ms=3.5, cpu_times=[[0, 1, 2]], recording_cost={"dropped": 0}
+        ),
+        _record(2, 70, history=None, network=None),
+    ):
+        assert RankRecord.from_json(record.to_json()) == record

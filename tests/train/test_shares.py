@@ -4,11 +4,17 @@ import pytest
 
 from syncline.engine.tuning.tuner import REPLAN
 from syncline.trace import Span
-from syncline.train.session.assemble import _rank
+from syncline.train.checkpoint.history import History
+from syncline.train.rank.record import RankRecord
+from syncline.train.session.assemble import rank_row
+from syncline.train.strategies import Traffic
 
-RECORD = {
-    "rank": 0, "node": 0, "host": "here", "losses": [1.0], "accuracy": None, "theory": {"sent": 0, "received": 0},
-}  # fmt: skip
+HISTORY = History(losses=[1.0])
+RECORD = RankRecord(
+    rank=0, node=0, host="here", host_id="b", cores=1, backend="gloo", startup_ms={}, phases=1, synchronised_bytes=0,
+    theory=Traffic(0, 0, 0), spans=[], spans_dropped=0, first_complete_step=0, cpu_times=[], recording_cost={},
+    history=HISTORY,
+)  # fmt: skip
 MS = 1_000_000
 
 
@@ -23,7 +29,7 @@ def _spans(steps, planned_after):
 
 @pytest.mark.parametrize(("steps", "update"), [(12, 0.0), (7, 0.5 / 6)])
 def test_the_step_that_plans_counts_only_where_few_steps_follow(steps, update):
-    told = _rank(RECORD, list(_spans(steps, planned_after=5)), 0)
+    told = rank_row(RECORD, HISTORY, list(_spans(steps, planned_after=5)), first_complete=0)
     assert told["planned_at"] == [6]
     assert told["breakdown"]["update"] == pytest.approx(update)
     assert sum(told["breakdown"].values()) == pytest.approx(1)

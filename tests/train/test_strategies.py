@@ -9,8 +9,10 @@ from torch import nn
 from ranks import run_ranks
 from syncline.errors import UsageError
 from syncline.trace import Recorder
+from syncline.train.checkpoint.history import History
+from syncline.train.data.sampler import Sampler
 from syncline.train.rank.loop import Loop
-from syncline.train.rank.sampler import Sampler
+from syncline.train.rank.step_log import StepLog
 from syncline.train.strategies import STRATEGIES, Context, load
 from syncline.train.strategies.gather_scatter import ring_order_sum
 from syncline.train.workload import build, load_optimizer
@@ -161,17 +163,23 @@ def _train(rank, world_size, spec, models, workers, folder):
             epochs=1,
             steps=2,
             test_samples=4,
-            count_wire=False,
-            log=Path(folder) / f"{rank}.jsonl",
-            progress=lambda _: None,
-            synchronised_bytes=0,
+            count_network=False,
+            log=StepLog(
+                Path(folder) / f"{rank}.jsonl",
+                recorder,
+                batch=4 * workers,
+                phases=len(workload.phases),
+                synchronised_bytes=0,
+                progress=lambda _: None,
+            ),
         )
         before = [p.detach().clone() for parameters in trainable for p in parameters]
-        outcome = loop.run()
+        history = History()
+        loop.run(history)
         after = [p.detach() for parameters in trainable for p in parameters]
         moved = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         checksum = [float(p.double().sum()) for p in after]
-        seen[model] = (outcome.losses, moved / len(after), checksum)
+        seen[model] = (history.losses, moved / len(after), checksum)
         for synchroniser in loop.synchronisers:
             synchroniser.close()
     return seen

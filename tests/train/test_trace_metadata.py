@@ -6,7 +6,7 @@ from test_changes import Silent
 from syncline.cluster.capabilities import capabilities
 from syncline.trace.formats.load import load
 from syncline.train.config import Config
-from syncline.train.session.session import run_session
+from syncline.train.session.local import run_local
 
 
 @pytest.mark.namespaces
@@ -26,7 +26,7 @@ def test_a_runs_trace_has_its_ranks_facts(tmp_path):
             "compare.strategies": ["syncline(auto)"],
         }
     )
-    folder, _ = run_session(config, out=tmp_path / "run", watcher=Silent())
+    folder, _ = run_local(config, out=tmp_path / "run", watcher=Silent())
     told = load(folder).metadata
     assert told["bandwidth"] == 500_000_000
     assert set(told["hosts"]) == {"0", "1"}

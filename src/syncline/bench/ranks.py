@@ -20,7 +20,8 @@ from syncline.cluster.nodes import Node
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.report.figures import text_table
-from syncline.train.session.run_folder import busy_share, cores
+from syncline.trace.record.cpu_time import available_cores
+from syncline.train.session.machine import busy_share
 
 Progress = Callable[[str], None]
 BATCH = {"cpu": 2, "cuda": 8}
@@ -33,7 +34,7 @@ _NUMBERS = ("batch", "ranks", "blocks", "steps", "warm_up", "threads", "seed")
 def default_options(device: str, ways: Sequence[str], asked: dict[str, Any], **own: Any) -> Options:
     """Options with the defaults of a device; `asked` overrides them, except where a value is None."""
     given = {key: value for key, value in asked.items() if value is not None}
-    own |= {"batch": BATCH[device], "threads": max(1, cores() // given.get("ranks", Options.ranks))}
+    own |= {"batch": BATCH[device], "threads": max(1, available_cores() // given.get("ranks", Options.ranks))}
     return Options(device=device, ways=tuple(ways), **{**own, **given})
 
 
@@ -88,7 +89,7 @@ def result_of(
     """The result of a benchmark: environment, command, options, rows, and a warning if the machine was busy."""
     return {
         "environment": environment(torch.device(options.device))
-        | {"python": platform.python_version(), "platform": platform.platform(), "cores": cores()}
+        | {"python": platform.python_version(), "platform": platform.platform(), "cores": available_cores()}
         | {"threads": options.threads, "busy_before": round(busy, 3)},
         "command": _command(name, options),
         "setting": asdict(options),

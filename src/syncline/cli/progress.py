@@ -13,8 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from syncline.cli.output import say
-from syncline.train.rank.live import PHASES
-from syncline.train.session.session import Planned
+from syncline.train.rank.step_log import LIVE_PHASES
+from syncline.train.rank.worker import RunSpec
 
 STEPS = 20
 """The table shows the mean of this many steps of each rank."""
@@ -37,7 +37,7 @@ class Lines:
     def note(self, text: str) -> None:
         say(f"note: {text}", self.console)
 
-    def begin(self, run: Planned) -> None:
+    def begin(self, run: RunSpec) -> None:
         self.phases = Phases()
         say(f"{_label(run)} ...", self.console)
 
@@ -50,7 +50,7 @@ class Lines:
                 text = f"{text}, {words}"
             say(text, self.console)
 
-    def end(self, run: Planned, result: dict[str, Any]) -> None:
+    def end(self, run: RunSpec, result: dict[str, Any]) -> None:
         say(f"{_label(run)}: {_outcome(result)}", self.console)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Bars:
     def note(self, text: str) -> None:
         self.console.print(f"[yellow]note:[/] {escape(text)}")
 
-    def begin(self, run: Planned) -> None:
+    def begin(self, run: RunSpec) -> None:
         total = run.train.steps * run.train.epochs or None
         self.task = self.progress.add_task(escape(_label(run)), total=total, state="starting")
         self.phases = Phases()
@@ -86,7 +86,7 @@ class Bars:
         state = f"loss {message['loss']:.3f}, {message['step_ms']:.0f} ms"
         self.progress.update(self.task, completed=message["step"] + 1, state=state)
 
-    def end(self, run: Planned, result: dict[str, Any]) -> None:
+    def end(self, run: RunSpec, result: dict[str, Any]) -> None:
         assert self.task is not None
         self.phases = None
         colour = "red" if result["status"] == "crashed" else "green"
@@ -148,9 +148,9 @@ class Phases:
         if not means:
             return None
         rows = _table_rows(means)
-        shown = [n for n, phase in enumerate(PHASES) if any(f"{row[phase]:.1f}" != "0.0" for _, row in rows)]
+        shown = [n for n, phase in enumerate(LIVE_PHASES) if any(f"{row[phase]:.1f}" != "0.0" for _, row in rows)]
         while len(shown) > 1 and _width_without_bar(rows, shown, colours) > width:
-            shown.remove(min(shown, key=lambda n: sum(row[PHASES[n]] for _, row in rows)))
+            shown.remove(min(shown, key=lambda n: sum(row[LIVE_PHASES[n]] for _, row in rows)))
         room = min(_LONGEST_BAR, width - _width_without_bar(rows, shown, colours) - 1)
         made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         made.add_column(_FIRST, no_wrap=True)
@@ -162,7 +162,7 @@ class Phases:
         for name, row in rows:
             total = sum(row.values())
             bar = [_bar(row, shown, round(room * total / longest), colours)] if room >= _SHORTEST_BAR else []
-            made.add_row(name, f"{total:.1f}", *(f"{row[PHASES[n]]:.1f}" for n in shown), *bar)
+            made.add_row(name, f"{total:.1f}", *(f"{row[LIVE_PHASES[n]]:.1f}" for n in shown), *bar)
         return made
 
 
@@ -172,7 +172,7 @@ def _width_without_bar(rows: Sequence[tuple[str, Mapping[str, float]]], shown: S
     width += 1 + max([len("step"), *(len(f"{sum(row.values()):.1f}") for _, row in rows)])
     for n in shown:
         head = [len(line) for line in _head(n, colours).plain.split("\n")]
-        width += 1 + max(head + [len(f"{row[PHASES[n]]:.1f}") for _, row in rows])
+        width += 1 + max(head + [len(f"{row[LIVE_PHASES[n]]:.1f}") for _, row in rows])
     return width
 
 
@@ -184,11 +184,11 @@ def _table_rows(means: Mapping[int, dict[str, float]]) -> list[tuple[str, dict[s
 
 
 def _mean(rows: Collection[Mapping[str, float]]) -> dict[str, float]:
-    return {phase: sum(row[phase] for row in rows) / max(1, len(rows)) for phase in PHASES}
+    return {phase: sum(row[phase] for row in rows) / max(1, len(rows)) for phase in LIVE_PHASES}
 
 
 def _head(n: int, colours: bool) -> Text:
-    name = PHASES[n].replace("exchange and", "exchange\nand")
+    name = LIVE_PHASES[n].replace("exchange and", "exchange\nand")
     return Text(name, style=_COLOURS[n]) if colours else Text(f"{name} {_LETTERS[n]}")
 
 
@@ -197,14 +197,14 @@ def _bar(row: Mapping[str, float], shown: Sequence[int], length: int, colours: b
     whole = sum(row.values()) or 1.0
     bar, done, at = Text(), 0.0, 0
     for n in shown:
-        done += row[PHASES[n]] / whole * length
+        done += row[LIVE_PHASES[n]] / whole * length
         count = round(done) - at
         at += count
         bar.append(("█" if colours else _LETTERS[n]) * count, style=_COLOURS[n] if colours else "")
     return bar
 
 
-def _label(run: Planned) -> str:
+def _label(run: RunSpec) -> str:
     servers = f" + {run.servers} server{'s' * (run.servers > 1)}" if run.servers else ""
     return f"{run.strategy} ({run.workers} rank{'s' * (run.workers > 1)}{servers})"
 

@@ -92,9 +92,9 @@ def session_runner(config: Config) -> Callable[..., "tuple[Path, Results] | None
         return run_launched
     if config.cluster.nodes:
         enter_user_namespace()
-    from syncline.train.session.session import run_session
+    from syncline.train.session.local import run_local
 
-    return run_session
+    return run_local
 
 
 def enter_user_namespace() -> None:

@@ -15,7 +15,7 @@ from syncline import codecs
 from syncline.bench.output import environment
 from syncline.stats import mean
 from syncline.train.data.fashion_mnist import DEBIAN
-from syncline.train.rank.sampler import Sampler
+from syncline.train.data.sampler import Sampler
 from syncline.train.workload import Workload, build, load_optimizer
 
 DENSE = "none"

@@ -17,9 +17,9 @@ from typing import Any
 from syncline.bench.overlap.rank import Work, run_in_turns
 from syncline.cluster.ranks import Place, run_ranks
 from syncline.errors import RankFailure, UsageError
-from syncline.train.rank.worker import Assignment
-from syncline.train.session.run_folder import cores
-from syncline.train.session.session import Planned
+from syncline.trace.record.cpu_time import available_cores
+from syncline.train.rank.record import RankRecord
+from syncline.train.rank.worker import Assignment, RunSpec
 
 _ENDLESS = 10**9
 _START_S = 900.0
@@ -52,7 +52,7 @@ class Contestant:
     thread: threading.Thread
     warm_up_steps: int = 0
     crash: Crash | None = None
-    records: list[dict[str, Any]] | None = None
+    records: list[RankRecord] | None = None
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Reports of its ranks since the last order."""
 
@@ -75,19 +75,16 @@ class Contest:
         for contestant in self.contestants:
             contestant.thread.join()
 
-    def start(self, run: Planned, places: Sequence[Place], *, folder: Path, count_wire: bool) -> None:
+    def start(self, run: RunSpec, places: Sequence[Place], *, folder: Path, count_wire: bool) -> None:
         """Start a contestant's ranks; `ready` waits for them."""
         pipes = [mp.get_context("forkserver").Pipe(duplex=False) for _ in places]
         # Turns only: no evaluation, no checkpoints, and steps until the order to end.
         train = replace(run.train, steps=_ENDLESS, epochs=1, test_samples=0, checkpoint_every=0)
         assignment = Assignment(
-            strategy=run.strategy,
-            train=train,
-            workers=run.workers,
-            servers=0,
-            folder=str(folder),
-            count_wire=False,
-            cores=cores(),
+            run=replace(run, train=train),
+            folder=folder,
+            count_network=False,
+            cores=available_cores(),
             launched_ns=time.perf_counter_ns(),
         )
         work = Work(assignment, str(folder / "rendezvous"), tuple(receiver for receiver, _ in pipes), count_wire)
@@ -108,7 +105,7 @@ class Contest:
             return []
         return self._answers(contestant, self._patience + 20 * expected_s)
 
-    def end(self, contestant: Contestant) -> list[dict[str, Any]]:
+    def end(self, contestant: Contestant) -> list[RankRecord]:
         """Order a contestant to end; the records of its ranks, empty if it had ended before."""
         if self._order(contestant, 0):
             self._answers(contestant, self._patience, ended=True)
@@ -145,7 +142,7 @@ class Contest:
         elif isinstance(content, BaseException):
             contestant.crash = Crash(0, f"{type(content).__name__}: {content}", "")
         elif isinstance(content, list):
-            contestant.records = content
+            contestant.records = [RankRecord.from_json(record) for record in content]
         else:
             contestant.reports[message.rank] = content
 

@@ -15,8 +15,9 @@ from typing import Any
 from syncline._compat import FileStore
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.span import STEP
-from syncline.train.rank.loop import Loop, Outcome
-from syncline.train.rank.wire_bytes import Counters, read_counters
+from syncline.train.checkpoint.history import History
+from syncline.train.rank.loop import Loop
+from syncline.train.rank.network_counters import NetworkBytes, read_counters
 from syncline.train.rank.worker import Assignment, run_rank
 from syncline.train.strategies.syncline import plan_facts
 
@@ -42,40 +43,41 @@ class TurnGate:
         self._report, self._rank, self._count_wire = report, rank, count_wire
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._until = 0
-        self._began: tuple[int, int, Counters | None] | None = None
+        self._began: tuple[int, int, NetworkBytes | None] | None = None
         threading.Thread(target=self._listen, args=(orders,), daemon=True).start()
 
     def due(self, step: int) -> bool:
         """Whether the ordered steps are done."""
         return step >= self._until
 
-    def wait(self, loop: Loop, outcome: Outcome) -> bool:
+    def wait(self, loop: Loop, history: History) -> bool:
         """Report the turn that has ended (at first: that this rank is ready), and wait for the next order."""
-        step = len(outcome.losses)
+        step = len(history.losses)
         if self._began is None:
-            warm_up = max(synchroniser.settled_steps for synchroniser in loop.synchronisers)
+            warm_up = max(synchroniser.steady_after for synchroniser in loop.synchronisers)
             self._report({"kind": "ready", "settled_steps": warm_up})
         else:
-            self._report({"kind": "turn", **self._turn(loop, outcome, *self._began)})
+            self._report({"kind": "turn", **self._turn(loop, history, *self._began)})
         steps = self._orders.get()
         self._until = step + steps
         self._began = (step, time.perf_counter_ns(), self._reading())
         return steps > 0
 
-    def _turn(self, loop: Loop, outcome: Outcome, first: int, began: int, before: Counters | None) -> dict[str, Any]:
+    def _turn(
+        self, loop: Loop, history: History, first: int, began: int, before: NetworkBytes | None
+    ) -> dict[str, Any]:
         """Figures of one turn as plain numbers, timed by the host's monotonic clock, which all ranks here share."""
-        ended, count = time.perf_counter_ns(), len(outcome.losses) - first
+        ended, count = time.perf_counter_ns(), len(history.losses) - first
         now = self._reading()
         turn: dict[str, Any] = {
             "first": first,
             "began": began,
             "ended": ended,
-            "losses": outcome.losses[first:],
+            "losses": history.losses[first:],
             "wire": None,
         }
         if now is not None and before is not None:
-            moved = now.since(before)
-            turn["wire"] = asdict(Counters(round(moved.sent / count), round(moved.received / count)))
+            turn["wire"] = asdict(now.per_step_since(before, steps=count))
         if self._rank == 0:
             spans = loop.recorder.spans(first)
             shown = first + count - _SHOWN_STEPS
@@ -87,7 +89,7 @@ class TurnGate:
             turn["plans"] = plan_facts(loop.synchronisers)
         return turn
 
-    def _reading(self) -> Counters | None:
+    def _reading(self) -> NetworkBytes | None:
         return read_counters() if self._count_wire else None
 
     def _listen(self, orders: Connection) -> None:
@@ -101,15 +103,8 @@ class TurnGate:
             self._orders.put(steps)
 
 
-def run_in_turns(place: Place, work: Work, report: Report) -> dict[str, Any]:
+def run_in_turns(place: Place, work: Work, report: Report) -> str:
     """Train in turns until the order to end; returns what `run_rank` returns."""
     gate = TurnGate(work.orders[place.rank], report, rank=place.rank, count_wire=work.count_wire)
-    return run_rank(
-        work.assignment,
-        rank=place.rank,
-        local_rank=place.local_rank,
-        node=place.node,
-        store=FileStore(work.store, place.world_size),
-        progress=lambda _: None,
-        gate=gate,
-    )
+    store = FileStore(work.store, place.world_size)
+    return run_rank(work.assignment, place, store=store, progress=lambda _: None, gate=gate).to_json()

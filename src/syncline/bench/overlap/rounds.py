@@ -20,7 +20,7 @@ from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.train.session.assemble import merged
+from syncline.train.session.assemble import merge_records
 
 LEAD = 3
 """Steps at the start of a turn that do not count."""
@@ -72,7 +72,9 @@ class Rounds:
             self._note_crash(contestant, entry)
             if records:
                 metadata = {"strategy": contestant.strategy, "world_size": contestant.workers}
-                write_chrome_trace(replace(merged(records), metadata=metadata), contestant.folder / "trace.json.gz")
+                write_chrome_trace(
+                    replace(merge_records(records), metadata=metadata), contestant.folder / "trace.json.gz"
+                )
         self._update()
 
     def _warm_up(self, contestant: Contestant, entry: Entry) -> None:

@@ -23,10 +23,13 @@ from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.results.file import strict
 from syncline.spec import parse, show
+from syncline.trace.record.cpu_time import available_cores
 from syncline.train.config import Config
-from syncline.train.session.places import emulated, places, shared_gpu
-from syncline.train.session.run_folder import RunFolder, busy_share, cores, environment
-from syncline.train.session.session import Planned, plan_runs, ranks_asked
+from syncline.train.rank.worker import RunSpec
+from syncline.train.session.machine import busy_share, environment
+from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
+from syncline.train.session.run_folder import RunFolder
+from syncline.train.session.runs import list_runs, local_world_size
 
 SCHEMA = 1
 COMPRESS = "powersgd(rank=64)"
@@ -64,7 +67,7 @@ def measure(
 ) -> tuple[Path, dict[str, Any]]:
     """Run the contest of `config.compare.strategies`; returns its folder and the content of `overlap.json`."""
     runs = _planned(config)
-    with emulated(config) as (cluster, note):
+    with emulated_cluster(config) as (cluster, note):
         folder = RunFolder(out or FOLDER, label="overlap")
         result = _started(config, turns, folder, cluster, note)
         for text in result["warnings"]:
@@ -82,7 +85,7 @@ def measure(
 def _contest(
     config: Config,
     turns: Turns,
-    runs: Sequence[Planned],
+    runs: Sequence[RunSpec],
     folder: RunFolder,
     cluster: Cluster | None,
     result: dict[str, Any],
@@ -90,12 +93,12 @@ def _contest(
 ) -> None:
     with ExitStack() as stack:
         # One MPS daemon per contestant: a daemon has channels for few ranks, and a fault ends all of its ranks.
-        shared = [stack.enter_context(shared_gpu(config.train, run.workers)) for run in runs]
+        shared = [stack.enter_context(shared_gpu_environment(config.train, run.workers)) for run in runs]
         contest = stack.enter_context(Contest(patience_s=_PATIENCE_S + 2 * config.train.timeout_s))
         progress(f"starting {len(runs)} contestants, {sum(run.workers for run in runs)} ranks ...")
         for run, variables in zip(runs, shared, strict=True):
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
-            where = places(config, workers=run.workers, servers=0, cluster=cluster, variables=variables)
+            where = place_ranks(config, run, cluster=cluster, variables=variables)
             where = [_sharing_channels(place, sum(other.workers for other in runs)) for place in where]
             # Bytes are counted per node: with several ranks on a node, they cannot be attributed to one.
             alone = cluster is not None and run.workers <= config.cluster.nodes
@@ -121,13 +124,13 @@ def save(result: dict[str, Any], folder: Path) -> None:
     write_text(page(result), folder / "overlap.html")
 
 
-def _planned(config: Config) -> list[Planned]:
+def _planned(config: Config) -> list[RunSpec]:
     """All contestants, checked before anything starts."""
     if config.compare.scale:
         raise UsageError("bench overlap runs at one world size: leave compare.scale out")
     if config.cluster.changes:
         raise UsageError("bench overlap does not change its links: leave cluster.changes out")
-    runs = plan_runs(config, world_size=ranks_asked(config))
+    runs = list_runs(config, world_size=local_world_size(config))
     for run in runs:
         if run.servers:
             raise UsageError(
@@ -158,11 +161,11 @@ def _started(
             "batch": config.train.batch,
             "optimizer": config.train.optimizer,
             "seed": config.train.seed,
-            "ranks": ranks_asked(config),
+            "ranks": local_world_size(config),
             "nodes": config.cluster.nodes if cluster is not None else 0,
             "bandwidth": config.cluster.bandwidth,
             "device": "cuda" if facts["gpu"] and config.train.device != "cpu" else "cpu",
-            "threads": config.train.threads or max(1, cores() // ranks_asked(config)),
+            "threads": config.train.threads or max(1, available_cores() // local_world_size(config)),
             **asdict(turns),
         },
         "environment": facts | {"busy_before": round(busy, 3)},

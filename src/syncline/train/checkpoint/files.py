@@ -1,7 +1,7 @@
-"""Checkpoints on disk: `checkpoints/step-00000040/rank0.pt`, `rank1.pt` ..., whole or not there at all.
+"""Checkpoint files: `checkpoints/step-00000040/rank0.pt`, `rank1.pt` ..., written atomically.
 
-Every rank writes its file into `step-00000040.tmp`, all meet, and rank 0 gives the folder its name in one move. A
-process that is killed at any moment leaves the old checkpoint or the new one.
+Every rank writes its file into `step-00000040.tmp`; after a barrier, rank 0 renames the folder. A process that is
+killed at any moment leaves the old checkpoint or the new one.
 """
 
 import json
@@ -22,15 +22,16 @@ from syncline.files import write_text
 
 FORMAT = 1
 KEPT = 2
+"""Checkpoints that are kept; older ones are deleted."""
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".tmp"
 _ASIDE = ".aside"
-_PATIENCE_S = 30.0
+_VISIBLE_WITHIN_S = 30.0
 _POLL_S = 0.1
 
 
-def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, meet: Callable[[], None]) -> None:
-    """Write this rank's part of the checkpoint of `content["step"]`; `meet` returns when all ranks have called it."""
+def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, barrier: Callable[[], None]) -> None:
+    """Write this rank's part of the checkpoint of `content["step"]`; `barrier` waits for all ranks."""
     final = folder / f"step-{content['step']:08d}"
     unfinished = final.with_name(final.name + _UNFINISHED)
     unfinished.mkdir(parents=True, exist_ok=True)
@@ -38,24 +39,24 @@ def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, mee
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
-    meet()
+    barrier()
     if rank == 0:
-        _await([unfinished / f"rank{r}.pt" for r in range(workers)])
-        _sync(unfinished)
+        _wait_for_files([unfinished / f"rank{r}.pt" for r in range(workers)])
+        _fsync(unfinished)
         unfinished.rename(final)
-        _sync(folder)
-        for old in found(folder)[KEPT:]:
+        _fsync(folder)
+        for old in list_checkpoints(folder)[KEPT:]:
             _remove(old)
 
 
 def read(path: Path, rank: int, *, mapped: bool = False) -> dict[str, Any]:
-    """A rank's part; `mapped` leaves tensors on the disk, for a look at the rest."""
+    """A rank's part; `mapped` leaves the tensors on disk, for reading the other fields."""
     content: dict[str, Any] = torch.load(path / f"rank{rank}.pt", map_location="cpu", weights_only=True, mmap=mapped)
     return content
 
 
-def found(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first; unfinished ones are none."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The finished checkpoints in a folder, newest first."""
     if not folder.is_dir():
         return []
     named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -69,8 +70,8 @@ def step_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None: all ranks' files are there, every byte as it was written."""
+def find_damage(path: Path) -> str | None:
+    """A description of the damage to a checkpoint; None if all ranks' files exist and are unchanged."""
     try:
         workers, rank = 1, 0
         while rank < workers:
@@ -80,7 +81,7 @@ def damage(path: Path) -> str | None:
                 return f"rank{rank}.pt has changed since it was written"
             content = read(path, rank, mapped=True)
             if content["format"] != FORMAT:
-                return f"rank{rank}.pt is of another version of Syncline (format {content['format']})"
+                return f"rank{rank}.pt was written by another version of Syncline (format {content['format']})"
             if content["step"] != step_of(path) or content["rank"] != rank:
                 return f"rank{rank}.pt is of step {content['step']}, rank {content['rank']}"
             workers, rank = content["workers"], rank + 1
@@ -89,16 +90,16 @@ def damage(path: Path) -> str | None:
     except OSError as error:
         return f"rank{rank}.pt cannot be read: {error.strerror or error}"
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError):
-        return f"rank{rank}.pt is cut off or no checkpoint"
+        return f"rank{rank}.pt is truncated or not a checkpoint"
     return None
 
 
-def tidy(folder: Path, *, after: int) -> None:
-    """Before going on from step `after`: unfinished checkpoints go, later ones are renamed and not taken again."""
+def remove_later(folder: Path, *, than: int) -> None:
+    """Before resuming from step `than`: delete unfinished checkpoints and set later ones aside."""
     for path in folder.glob(f"step-*{_UNFINISHED}"):
         shutil.rmtree(path)
-    for path in found(folder):
-        if step_of(path) > after:
+    for path in list_checkpoints(folder):
+        if step_of(path) > than:
             aside = path.with_name(path.name + _ASIDE)
             if aside.exists():
                 shutil.rmtree(aside)
@@ -106,35 +107,35 @@ def tidy(folder: Path, *, after: int) -> None:
 
 
 def cut_logs(folder: Path, *, rank: int, workers: int, after: int) -> None:
-    """Keep the rows of the rank's step log before step `after`; rank 0 also cuts those of ranks that are no more."""
+    """Remove the rows from step `after` on from the rank's step log; rank 0 also from those of ranks that are gone."""
     for log in folder.glob("rank*.steps.jsonl"):
         number = int(log.name.removeprefix("rank").partition(".")[0])
         if number == rank or (rank == 0 and number >= workers):
-            # A process that was killed may have left half of a row.
+            # A process that was killed may have left an incomplete row.
             lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
             write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] < after), log)
 
 
-def _await(files: list[Path]) -> None:
-    """All ranks have written; where the folder is shared by machines, their files may take a moment to be seen."""
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_for_files(files: list[Path]) -> None:
+    """All ranks have written. On a file system shared by machines, files may take a moment to appear."""
+    deadline = time.monotonic() + _VISIBLE_WITHIN_S
     while missing := [file for file in files if not file.exists()]:
         if time.monotonic() > deadline:
             raise FileNotFoundError(
-                f"{missing[0]} was written by its rank and is not seen by rank 0: with ranks on several machines, name"
+                f"{missing[0]} was written by its rank but rank 0 cannot see it: with ranks on several machines, use"
                 " an --out on a file system that they share"
             )
         time.sleep(_POLL_S)
 
 
 def _remove(path: Path) -> None:
-    """Under another name first: a checkpoint that is half deleted is not taken for one."""
+    """Rename it first, so that a half-deleted folder is not mistaken for a checkpoint."""
     going = path.with_name(path.name + _UNFINISHED)
     path.rename(going)
     shutil.rmtree(going)
 
 
-def _sync(folder: Path) -> None:
+def _fsync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it may: decided once, before any rank starts."""
+"""The choice of the checkpoint to resume from, and checks that the run can be resumed, before any rank starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,17 +6,17 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.results import file as results_file
-from syncline.train.checkpoint import files as checkpoint
+from syncline.train.checkpoint import files
 from syncline.train.config import CHECKPOINTS, Config, run_of
 from syncline.train.strategies import load
 
-FIXED = ("model", "data", "seed", "batch", "optimizer", "steps")
-"""Settings that make a run what it is: with another value it would be another run."""
+FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps")
+"""Settings of `train` that a resumed run cannot change."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """A checkpoint that was found whole, and what the results must say about going on from it."""
+    """An undamaged checkpoint, and the warnings that the results must have if the run resumes from it."""
 
     run: Path
     checkpoint: Path
@@ -25,78 +25,78 @@ class Resume:
 
 
 def choose(path: Path, config: Config, *, workers: int) -> Resume:
-    """The newest whole checkpoint of a run folder, or the one that `path` is; `config` is what shall go on."""
+    """The newest undamaged checkpoint of the run folder `path`, or the checkpoint `path` itself."""
     run = run_of(path)
-    newest, warnings = _whole(path, run)
-    head = checkpoint.read(newest, 0, mapped=True)
-    _check(config, head, run)
+    newest, warnings = _undamaged(path, run)
+    head = files.read(newest, 0, mapped=True)
+    _check_settings(config, head, run)
     step, total = head["step"], config.train.epochs * head["steps"]
     if step > total:
         raise UsageError(
-            f"{newest.name} is past the end, step {total}: use --epochs {-(-step // head['steps'])} or more"
+            f"{newest.name} is after the last step, {total}: use --epochs {-(-step // head['steps'])} or more"
         )
-    if step == total and _reported(run, total):
-        raise UsageError(f"{run} is finished: use --epochs {config.train.epochs + 1} to train on")
+    if step == total and _is_complete(run, total):
+        raise UsageError(f"{run} is finished: use --epochs {config.train.epochs + 1} to train longer")
     resumed = [*head["history"]["resumed_at"], step]
-    places = f"step{'s' * (len(resumed) > 1)} {', '.join(map(str, resumed))}"
-    warnings.append(f"resumed at {places} of {total}: start-up, shares, wire bytes and trace are of the steps since")
+    at = f"step{'s' * (len(resumed) > 1)} {', '.join(map(str, resumed))}"
+    warnings.append(
+        f"resumed at {at} of {total}: start-up, shares, wire bytes and trace cover only the steps since then"
+    )
     (strategy,) = config.compare.strategies
     if strategy != head["strategy"]:
-        warnings.append(
-            f"the steps before {step} were under {head['strategy']}; its error feedback, if any, is not carried over"
-        )
+        warnings.append(f"the steps before {step} used {head['strategy']}; its error feedback, if any, is not kept")
     if workers != head["workers"]:
         warnings.append(
-            f"the steps before {step} were on {head['workers']} ranks, now on {workers}: their losses are the mean over"
-            " the ranks, random numbers are drawn anew, and residuals are the mean of the old ranks'"
+            f"the steps before {step} ran on {head['workers']} ranks, now {workers}: their losses are the mean over the"
+            " ranks, random generators are seeded again, and residuals are the mean of the old ranks'"
         )
     return Resume(run, newest, step, tuple(warnings))
 
 
 def check_resumable(config: Config, *, resumed: bool) -> None:
-    """Refuse checkpoints with a strategy whose state they cannot hold, and of several runs at once."""
+    """Refuse checkpoints of several runs at once, and of a strategy whose state they cannot hold."""
     if not config.train.checkpoint_every and not resumed:
         return
     option = "--resume" if resumed else "--checkpoint-every"
     if len(config.compare.strategies) != 1 or len(config.compare.scale) > 1:
-        raise UsageError(f"checkpoints are of one run: use train with {option}, one strategy and one world size")
+        raise UsageError(f"a checkpoint holds one run: use train with {option}, one strategy and one world size")
     (strategy,) = config.compare.strategies
     if not load(strategy).resumable:
         raise UsageError(
-            f"'{strategy}' keeps state that no checkpoint can hold: leave {option} out, or use"
+            f"'{strategy}' has state that a checkpoint cannot hold: leave {option} out, or use"
             " 'syncline(powersgd(rank=4))'"
         )
 
 
-def _whole(path: Path, run: Path) -> tuple[Path, list[str]]:
+def _undamaged(path: Path, run: Path) -> tuple[Path, list[str]]:
     warnings: list[str] = []
-    candidates = checkpoint.found(run / CHECKPOINTS) if path.resolve() == run else [path.resolve()]
+    candidates = files.list_checkpoints(run / CHECKPOINTS) if path.resolve() == run else [path.resolve()]
     if not candidates:
-        raise UsageError(f"there is no checkpoint in {run}: runs with --checkpoint-every N write them")
+        raise UsageError(f"there is no checkpoint in {run}: only runs with --checkpoint-every N write them")
     for candidate in candidates:
-        problem = checkpoint.damage(candidate)
+        problem = files.find_damage(candidate)
         if problem is None:
             return candidate, warnings
-        warnings.append(f"checkpoint {candidate.name} is damaged ({problem}): an older one was taken")
+        warnings.append(f"checkpoint {candidate.name} is damaged ({problem}): an older one is used")
         if candidate == candidates[-1]:
             raise UsageError(
                 f"checkpoint {candidate.name} in {run} is damaged ({problem})"
-                f"{', as are all newer ones' if len(candidates) > 1 else ''}: start again without --resume"
+                f"{', and so are all newer ones' if len(candidates) > 1 else ''}: start again without --resume"
             )
-    raise AssertionError("the last candidate is taken or refused")
+    raise AssertionError("the loop returns or raises at the last candidate")
 
 
-def _check(config: Config, head: dict[str, Any], run: Path) -> None:
-    for key in FIXED:
+def _check_settings(config: Config, head: dict[str, Any], run: Path) -> None:
+    for key in FIXED_SETTINGS:
         was, asked = head["train"][key], getattr(config.train, key)
         same = (was, head["steps"]) if key == "steps" else (was,)
         if asked not in same:
             hint = "use --epochs to train longer" if key == "steps" else "leave it out, or start a new run"
-            raise UsageError(f"{run} was started with train.{key} = {was!r} and cannot go on with {asked!r}: {hint}")
+            raise UsageError(f"{run} was started with train.{key} = {was!r} and cannot resume with {asked!r}: {hint}")
 
 
-def _reported(run: Path, total: int) -> bool:
-    """Whether the results already describe the whole run."""
+def _is_complete(run: Path, total: int) -> bool:
+    """Whether the run's results already have all steps."""
     try:
         results = results_file.load(run)
     except UsageError:

@@ -1,4 +1,6 @@
-"""The reference training loop. One step, in pseudocode:
+"""The reference training loop of one rank, and its evaluation on the test set.
+
+One step, in pseudocode:
 
 data        this rank's slice of the global batch, moved to the device
 for each phase of the workload (one; two for a GAN):
@@ -6,46 +8,26 @@ for each phase of the workload (one; two for a GAN):
     backward    its gradients; DDP exchanges behind this
     exchange    the strategy makes gradients equal on all ranks
     update      the phase's optimizer
-every so many steps, and at the end: a checkpoint, with nothing in flight
+every `checkpoint_every` steps, and at the end: a checkpoint, with nothing in flight
 """
 
-import json
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from syncline.trace import Recorder
-from syncline.train.rank.live import Live
-from syncline.train.rank.sampler import Sampler
-from syncline.train.rank.wire_bytes import Counters, read_counters
+from syncline.train.checkpoint.history import History
+from syncline.train.data.sampler import Sampler
+from syncline.train.rank.network_counters import NetworkBytes, read_counters
+from syncline.train.rank.step_log import StepLog
 from syncline.train.strategies import Synchroniser
 from syncline.train.workload import Workload
 
-Progress = Callable[[dict[str, Any]], None]
 _EVAL_BATCH = 250
-_LOOKED = 20  # of the steps that are written at once, those whose phases are told
-
-
-@dataclass
-class Outcome:
-    """What one rank saw."""
-
-    losses: list[float] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    accuracy: float | None = None
-    epoch_s: float = 0.0
-    """Seconds of training in the epoch under way, at the last checkpoint."""
-    resumed_at: list[int] = field(default_factory=list)
-    """Steps at which a later process went on."""
-    wire: Counters | None = None
-    """Bytes a step, over all steps but the first ones."""
 
 
 class Gate(Protocol):
@@ -55,14 +37,14 @@ class Gate(Protocol):
         """Whether the turn ends before this step."""
         ...
 
-    def wait(self, loop: "Loop", outcome: Outcome) -> bool:
+    def wait(self, loop: "Loop", history: History) -> bool:
         """Return when it is the loop's turn again; False ends the training. Nothing is in flight meanwhile."""
         ...
 
 
 @dataclass(frozen=True)
 class Loop:
-    """All that the loop needs; `run` does the rest."""
+    """The training loop's parts and settings; `run` trains."""
 
     workload: Workload
     synchronisers: list[Synchroniser]
@@ -70,97 +52,92 @@ class Loop:
     sampler: Sampler
     recorder: Recorder
     device: torch.device
+    log: StepLog
     epochs: int
     steps: int
-    """Steps an epoch."""
+    """Steps per epoch."""
     test_samples: int
-    count_wire: bool
-    log: Path
-    progress: Progress
-    synchronised_bytes: int
+    count_network: bool
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes none."""
-    checkpoint: Callable[[Outcome], None] | None = None
+    checkpoint: Callable[[History], None] | None = None
     gate: Gate | None = None
-    live: Live = field(default_factory=Live)
 
-    def run(self, begun: Outcome | None = None) -> Outcome:
-        """Train, on from where `begun` had come; a row a step goes to the log as it happens."""
-        outcome = begun or Outcome()
-        first_reading: Counters | None = None
-        first, total = len(outcome.losses), self.epochs * self.steps
-        warm = max(synchroniser.warm_steps for synchroniser in self.synchronisers)
-        first_counted = max(first, min(first + warm, total - 2))
+    def run(self, history: History) -> NetworkBytes | None:
+        """Train from the end of `history` on and extend it; returns the network bytes per step if they are counted."""
+        first, total = len(history.losses), self.epochs * self.steps
+        warm_up = max(synchroniser.warm_up_steps for synchroniser in self.synchronisers)
+        first_counted = max(first, min(first + warm_up, total - 2))
+        before = after = None
         going = True
-        with self.log.open("a" if first else "w") as log:
+        with self.log.open(append=first > 0) as file:
             for epoch in range(first // self.steps, self.epochs):
-                started = time.perf_counter() - outcome.epoch_s
-                rows: list[tuple[int, Tensor]] = []
+                started = time.perf_counter() - history.epoch_s
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
                     if self.gate is not None and self.gate.due(step):
-                        self._rest()
-                        self._write(log, epoch, rows, outcome)
-                        going = self.gate.wait(self, outcome)
+                        self._free_memory()
+                        self.log.write(file, epoch=epoch, history=history)
+                        going = self.gate.wait(self, history)
                         if not going:
                             break
-                    rows.append((step, self._step(step)))
-                    if step == first_counted and self.count_wire:
-                        self._finish_work()
-                        first_reading = read_counters()
+                    self.log.add(step, self._step(step))
+                    if step == first_counted and self.count_network:
+                        self._wait_for_work()
+                        before = read_counters()
                     if self.device.type == "cpu":
-                        self._write(log, epoch, rows, outcome)
-                    if self._due(step + 1) and (step + 1) % self.steps:
-                        self._finish_work()
-                        self._write(log, epoch, rows, outcome)
-                        outcome.epoch_s = time.perf_counter() - started
-                        self._save(outcome)
-                self._finish_work()
-                # On a GPU a row needs finished events: rows are written an epoch at a time, without a sync a step.
-                self._write(log, epoch, rows, outcome)
-                outcome.epochs.append(self._epoch(epoch, time.perf_counter() - started, outcome))
-                outcome.epoch_s = 0.0
+                        self.log.write(file, epoch=epoch, history=history)
+                    if self._checkpoint_due(step + 1) and (step + 1) % self.steps:
+                        self._wait_for_work()
+                        self.log.write(file, epoch=epoch, history=history)
+                        history.epoch_s = time.perf_counter() - started
+                        self._save(history)
+                self._wait_for_work()
+                # On a GPU a row needs finished events: rows are written once per epoch, without a sync in each step.
+                self.log.write(file, epoch=epoch, history=history)
+                train_s = time.perf_counter() - started
+                if before is not None:
+                    after = read_counters()  # before the evaluation, which may exchange buffers
+                history.epochs.append(self._end_epoch(epoch, train_s, history))
+                history.epoch_s = 0.0
                 # After the evaluation, which is a part of the epoch and may make buffers equal.
-                if self._due((epoch + 1) * self.steps):
-                    self._finish_work()
-                    self._save(outcome)
+                if self._checkpoint_due((epoch + 1) * self.steps):
+                    self._wait_for_work()
+                    self._save(history)
                 if not going:
                     break
-        if first_reading is not None and total - 1 > first_counted:
-            moved = outcome.epochs[-1].pop("wire").since(first_reading)
-            steps = total - 1 - first_counted
-            outcome.wire = Counters(round(moved.sent / steps), round(moved.received / steps))
-        for record in outcome.epochs:
-            record.pop("wire", None)
-        return outcome
+        counted = total - 1 - first_counted
+        if before is None or after is None or counted < 1:
+            return None
+        return after.per_step_since(before, steps=counted)
 
     def rehearse(self, step: int) -> None:
-        """Pass a batch through and forget it, where a first pass settles something: call before a state is restored."""
+        """Run one forward and backward pass without an update where the strategy needs it; call before a restore."""
         batch = self._batch(step)
         self.recorder.enabled, enabled = False, self.recorder.enabled
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
-            if synchroniser.settles:
+            if synchroniser.needs_rehearsal:
                 synchroniser.backward(synchroniser.module(*batch))
                 optimizer.zero_grad(set_to_none=True)
         self.recorder.enabled = enabled
 
-    def _due(self, done: int) -> bool:
+    def _checkpoint_due(self, done: int) -> bool:
         last = done == self.epochs * self.steps
         return self.checkpoint is not None and self.checkpoint_every > 0 and (last or not done % self.checkpoint_every)
 
-    def _save(self, outcome: Outcome) -> None:
+    def _save(self, history: History) -> None:
         assert self.checkpoint is not None
-        self.checkpoint(outcome)
+        self.checkpoint(history)
 
-    def _finish_work(self) -> None:
-        """Let what was issued happen before something outside is read: the engine and a GPU's host run ahead."""
+    def _wait_for_work(self) -> None:
+        """Wait until everything issued has finished: the engine's launches and the GPU's kernels."""
         for synchroniser in self.synchronisers:
             synchroniser.finish()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _rest(self) -> None:
-        """Nothing is in flight, and memory that only a step needs is there for others."""
-        self._finish_work()
+    def _free_memory(self) -> None:
+        """Wait until nothing is in flight, and give cached GPU memory back to other programs."""
+        self._wait_for_work()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -184,50 +161,23 @@ class Loop:
         return torch.stack(losses).sum()
 
     def _batch(self, step: int) -> tuple[Tensor, ...]:
-        number, indices = self.sampler(step)
-        batch = self.workload.train.batch(indices, epoch=number)
+        epoch, indices = self.sampler(step)
+        batch = self.workload.train.batch(indices, epoch=epoch)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
 
-    def _write(self, log: Any, epoch: int, rows: list[tuple[int, Tensor]], outcome: Outcome) -> None:
-        totals = self.recorder.lane_ns(rows[0][0]) if rows else {}
-        phases = self.live.look(self.recorder, [step for step, _ in rows[-_LOOKED:]])
-        for step, loss in rows:
-            value = float(loss)
-            lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
-            outcome.losses.append(value)
-            outcome.step_ms.append(lanes.get("step", 0.0))
-            seconds = lanes.get("step", 0.0) / 1e3 or float("nan")
-            row = {
-                "step": step,
-                "epoch": epoch + 1,
-                "loss": value if math.isfinite(value) else None,
-                "step_ms": lanes.get("step", 0.0),
-                **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("data", "forward", "backward")},
-                **{f"{lane}_ms": round(lanes.get(lane, 0.0), 4) for lane in ("exchange", "update")},
-                "samples_per_s": round(self.sampler.batch / seconds, 3),
-                "syncs_per_s": round(len(self.synchronisers) / seconds, 4) if self.synchronised_bytes else 0.0,
-                "synchronised_bytes": self.synchronised_bytes,
-            }
-            log.write(json.dumps(row) + "\n")
-            log.flush()
-            told = {"step": step, "loss": value, **{k: row[k] for k in ("epoch", "step_ms")}}
-            self.progress({**told, "phases": phases.get(step)})
-        rows.clear()
-
-    def _epoch(self, epoch: int, train_s: float, outcome: Outcome) -> dict[str, Any]:
-        losses = outcome.losses[epoch * self.steps :]
-        record: dict[str, Any] = {"epoch": epoch + 1, "train_s": train_s, "test_s": None}
-        record["loss"] = sum(losses) / len(losses)
-        if self.count_wire:
-            record["wire"] = read_counters()  # before the evaluation, which may exchange buffers
+    def _end_epoch(self, epoch: int, train_s: float, history: History) -> dict[str, Any]:
+        """Evaluate, and return the epoch's row of the results."""
+        losses = history.losses[epoch * self.steps :]
+        row: dict[str, Any] = {"epoch": epoch + 1, "train_s": train_s, "test_s": None}
+        row["loss"] = sum(losses) / len(losses)
         started = time.perf_counter()
         for synchroniser in self.synchronisers:
             synchroniser.synchronise_buffers()
         accuracy = self._evaluate()
         if accuracy is not None:
-            record["test_s"] = time.perf_counter() - started
-            outcome.accuracy = accuracy
-        return record
+            row["test_s"] = time.perf_counter() - started
+            history.accuracy = accuracy
+        return row
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Links that change while a run goes on: `cluster.changes`, checked, and carried out as rank 0 reports its steps."""
+"""Bandwidth changes during a run (`cluster.changes`): parsed, checked, and applied as rank 0 reports its steps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from syncline.train.config import Config
 
 @dataclass(frozen=True)
 class Change:
-    """From `step` on (counted from 0), the links carry `bandwidth` bits a second; None: nothing limits them."""
+    """From `step` on (counted from 0), the links carry `bandwidth` bits per second; None means without a limit."""
 
     step: int
     bandwidth: int | None
 
     @property
     def text(self) -> str:
-        """As a person writes it."""
+        """The change in words."""
         rate = "without a limit" if self.bandwidth is None else f"at {format_bandwidth(self.bandwidth)}"
         return f"{rate} from step {self.step} on"
 
 
 def parse_changes(config: Config) -> tuple[Change, ...]:
-    """The changes that were asked for, in order of their steps."""
+    """The changes in `config`, in order of their steps."""
     asked, train = config.cluster.changes, config.train
     by_epoch = train.device == "cuda" or (train.device == "auto" and torch.cuda.is_available())
     if asked and not config.cluster.nodes:
@@ -44,8 +44,8 @@ def parse_changes(config: Config) -> tuple[Change, ...]:
             raise UsageError(f"cluster.changes at step {change.step}: the run has {total} steps, use 1 to {total - 1}")
         if by_epoch and (not train.steps or change.step % train.steps):
             raise UsageError(
-                f"cluster.changes at step {change.step}: ranks on a GPU report their steps an epoch at a time, so use"
-                " the last step of an epoch (a multiple of --steps), or --set train.device=cpu"
+                f"cluster.changes at step {change.step}: ranks on a GPU report their steps once per epoch, so use"
+                " the first step of an epoch (a multiple of --steps), or --set train.device=cpu"
             )
     return tuple(changes)
 
@@ -53,8 +53,8 @@ def parse_changes(config: Config) -> tuple[Change, ...]:
 def _change(step: str, rate: str) -> Change:
     if not (step.isascii() and step.isdigit() and int(step) >= 1):
         raise UsageError(
-            f"cluster.changes.{step}: the key is a step, 1 or more, such as cluster.changes.20=100Mbit; for the rate at"
-            " the start use --bandwidth"
+            f"cluster.changes.{step}: the key must be a step, 1 or more, such as cluster.changes.20=100Mbit; for"
+            " the bandwidth at the start use --bandwidth"
         )
     try:
         return Change(int(step), parse_link_bandwidth(rate or None))
@@ -63,12 +63,12 @@ def _change(step: str, rate: str) -> Change:
 
 
 def as_rows(changes: Iterable[Change]) -> list[LinkChange]:
-    """As results hold them."""
+    """The changes as rows of the results."""
     return [{"step": change.step, "bandwidth": change.bandwidth} for change in changes]
 
 
-class Links:
-    """The links of one run: `begin` gives them their first rate, `reported` changes them when a step has come."""
+class LinkSchedule:
+    """Sets the links' bandwidth during one run: `begin` at its start, `step_done` after each step."""
 
     def __init__(self, cluster: Cluster | None, config: Config) -> None:
         self._cluster, self._changes = cluster, parse_changes(config)
@@ -76,19 +76,19 @@ class Links:
         self._done: list[Change] = []
 
     def begin(self, step: int) -> None:
-        """A run starts or goes on with `step`; the run before may have left the links otherwise."""
+        """A run starts or resumes at `step`: set the bandwidth, which the run before may have changed."""
         passed = [change.bandwidth for change in self._changes if change.step <= step]
         self._set(passed[-1] if passed else self._first)
 
-    def reported(self, step: int) -> None:
-        """Rank 0 is through with a step."""
+    def step_done(self, step: int) -> None:
+        """Rank 0 has finished a step: apply the change of the next one."""
         for change in self._changes:
             if change.step == step + 1 and self._cluster is not None:
                 self._set(change.bandwidth)
                 self._done.append(change)
 
     def row(self) -> dict[str, Any]:
-        """What a run's results say of it."""
+        """The changes that were applied, as an entry of the run's results."""
         return {"link_changes": as_rows(self._done)} if self._changes else {}
 
     def _set(self, bandwidth: int | None) -> None:

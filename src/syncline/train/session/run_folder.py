@@ -1,19 +1,12 @@
-"""The run folder: where everything of a run lies. An earlier run in the same place is moved aside, never lost."""
+"""The run folder: it holds all files of a session. An earlier run in the same place is moved aside, not overwritten."""
 
 import json
-import os
-import platform
 import re
 import shutil
-import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import syncline
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.report.html import write_html
@@ -25,7 +18,7 @@ _DESCRIPTIONS = ("config.json", "versions.json")
 
 
 class RunFolder:
-    """`config.json`, `versions.json`, `results.json`, `report.html` and a folder a strategy under `runs/`."""
+    """`config.json`, `versions.json`, `results.json`, `report.html`, and one folder per strategy under `runs/`."""
 
     def __init__(self, path: Path | None, *, label: str) -> None:
         self._aside: Path | None = None
@@ -35,7 +28,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """The folder of an earlier run, to go on in it."""
+        """Reopen the folder of an earlier run to resume it."""
         folder = cls.__new__(cls)
         folder.path, folder._aside = path, None
         folder._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
@@ -44,11 +37,11 @@ class RunFolder:
 
     @property
     def reopened(self) -> bool:
-        """Whether an earlier run goes on here: what it left stays until there is something newer."""
+        """Whether an earlier run is resumed here. Its files stay until newer ones replace them."""
         return self._before is not None
 
     def discard(self) -> None:
-        """Undo: nothing was run, so nothing is kept, and an earlier run goes back to its place."""
+        """Undo the creation of the folder; an earlier run that was moved aside is moved back."""
         if self._before is not None:
             for name, text in self._before.items():
                 write_text(text, self.path / name)
@@ -58,7 +51,7 @@ class RunFolder:
             self._aside.rename(self.path)
 
     def describe(self, config: Config, environment: dict[str, Any]) -> None:
-        """Write what was asked and on what it runs, before anything can fail."""
+        """Write the settings and the environment, before anything can fail."""
         for name, content in zip(_DESCRIPTIONS, (config.as_dict(), environment), strict=True):
             write_text(json.dumps(content, indent=1) + "\n", self.path / name)
 
@@ -88,7 +81,7 @@ class RunFolder:
                 raise UsageError(f"--out {path} is a file: name a folder")
             if path.is_dir() and any(path.iterdir()):
                 if not (path / "config.json").exists() or not (path / "runs").is_dir():
-                    raise UsageError(f"--out {path} holds other things than a run: name a new or empty folder")
+                    raise UsageError(f"--out {path} holds files that are not a run: name a new or empty folder")
                 number = 1
                 while path.with_name(f"{path.name}.{number}").exists():
                     number += 1
@@ -97,48 +90,6 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"cannot make --out {path}: {error.strerror}") from None
         return path
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware, as the report shows them."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "syncline": syncline.__version__,
-        "platform": platform.platform(),
-        "cpu": _cpu(),
-        "cores": cores(),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "command": " ".join(["syncline", *sys.argv[1:]]),
-    }
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def busy_share(seconds: float = 0.25) -> float:
-    """The share of the machine's CPU time that is used while this process sleeps."""
-
-    def reading() -> tuple[int, int]:
-        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        times = [int(word) for word in words]
-        return sum(times), times[3] + times[4]  # idle, and waiting for a disk
-
-    total, idle = reading()
-    time.sleep(seconds)
-    later, still = reading()
-    return 1 - (still - idle) / max(1, later - total)
-
-
-def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return found.group(1).strip() if found else platform.processor()
 
 
 def _fresh(label: str) -> Path:

@@ -1,8 +1,8 @@
-"""The same session when ranks are already running (torchrun, `syncline cluster`, Slurm): this process is one of them.
+"""A session whose ranks are already running (torchrun, `syncline cluster`, Slurm): this process is one of them.
 
-Every strategy is run by a child of each rank, in a process group of its own over the launcher's store. A child that
-fails or aborts takes its connections with it, so that its peers notice; the ranks tell each other the reason through
-the store and go on to the next strategy together.
+Every strategy is run by a child process of each rank, in its own process group over the launcher's store. A child that
+fails closes its connections, so that its peers notice. The ranks exchange records and failures through the store and
+start the next strategy together.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,13 @@ from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
 from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
 from syncline.errors import RankFailure, UsageError
 from syncline.results.schema import Results
+from syncline.trace.record.cpu_time import available_cores
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import Config
-from syncline.train.rank.worker import Assignment, run_rank
-from syncline.train.session.run_folder import RunFolder, cores
-from syncline.train.session.session import (
-    Planned,
-    Watcher,
-    add_result,
-    checkpoints_of,
-    crashed,
-    finish,
-    plan_runs,
-    start_results,
-)
+from syncline.train.rank.record import RankRecord
+from syncline.train.rank.worker import Assignment, RunSpec, run_rank
+from syncline.train.session.output import SessionOutput, Watcher, crashed_row, finished_row
+from syncline.train.session.runs import list_runs
 
 _POLL_S = 0.05
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -46,108 +40,136 @@ def run_launched(
     config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
 ) -> tuple[Path, Results] | None:
     """Take part in every run; rank 0 returns the run folder and the results, the others None."""
-    rank, world_size, local_rank, local_size = _coordinates()
+    launcher = _Launcher.from_environment()
     if config.compare.scale:
         raise UsageError("--scale starts ranks itself: leave it out under torchrun, or run without torchrun")
-    runs = plan_runs(config, world_size=world_size, fixed=True)
+    runs = list_runs(config, world_size=launcher.world_size, fixed=True)
     check_resumable(config, resumed=resume is not None)
-    store = _store(rank, world_size, timeout_s=config.train.timeout_s)
-    chosen = None if resume is None else _agree(store, resume, config, runs[0].workers, rank, world_size)
-    folder, results = None, None
-    if rank == 0:
-        folder = RunFolder(out, label=config.train.model) if chosen is None else RunFolder.reopen(chosen.run)
-        note = "under a launcher: nodes and their links are the launcher's business" if config.cluster.nodes else None
-        results = start_results(config, folder, cluster=None, note=note, resume=chosen)
-        if "SYNCLINE_NODE" in os.environ:
-            results["network"]["emulated"] = True
-            results["network"]["nodes"] = _nodes(world_size)
-        for text in results["warnings"]:
-            watcher.note(text)
+    store = _join_store(launcher, timeout_s=config.train.timeout_s)
+    chosen = None if resume is None else _agree_on_checkpoint(store, resume, config, runs[0].workers, launcher)
+    output = _start_output(config, launcher, out=out, watcher=watcher, resume=chosen) if launcher.rank == 0 else None
     for number, run in enumerate(runs):
         prefix = PrefixStore(_prefix(number), store)
-        if folder is not None:
-            watcher.begin(run)
-            path = folder.strategy(run.strategy, world_size=run.workers, several=False)
-            prefix.set("folder", str(path.absolute()))
+        if output is not None:
+            prefix.set("folder", str(output.begin(run).absolute()))
+        folder = Path(prefix.get("folder").decode())
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            records, failure = _take_part(run, number, prefix, rank, local_rank, local_size, watcher, chosen)
+            if launcher.rank < run.ranks:
+                _run_child(run, number, folder, store=prefix, launcher=launcher, watcher=watcher, resume=chosen)
         except UsageError:
-            if folder is not None and results is not None and not results["runs"]:
-                folder.discard()
+            if output is not None:
+                output.discard_if_empty()
             raise
-        if folder is None or results is None:
-            continue
-        target = Path(prefix.get("folder").decode())
-        result = crashed(run, failure, target) if failure else finish(run, records, target, nodes=_nodes(world_size))
-        add_result(results, result, folder)
-        watcher.end(run, result)
-    _leave(store, rank, world_size)
-    return None if folder is None or results is None else (folder.path, results)
+        _barrier(prefix, "done", launcher.world_size)
+        if output is not None:
+            output.end(run, _collect(run, folder, prefix, nodes=launcher.nodes))
+    _leave(store, launcher)
+    return None if output is None else (output.folder.path, output.results)
 
 
-def _take_part(
-    run: Planned,
+@dataclass(frozen=True)
+class _Launcher:
+    """The launcher's environment variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @classmethod
+    def from_environment(cls) -> "_Launcher":
+        missing = [name for name in _NEEDED if name not in os.environ]
+        if missing:
+            raise UsageError(f"RANK is set but not {', '.join(missing)}: start ranks with torchrun, or unset RANK")
+        try:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        except ValueError:
+            raise UsageError("RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be whole numbers") from None
+        if not 0 <= rank < world_size:
+            raise UsageError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
+        return cls(rank, world_size, *local)
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.world_size // self.local_world_size)
+
+
+def _start_output(
+    config: Config, launcher: _Launcher, *, out: Path | None, watcher: Watcher, resume: Resume | None
+) -> SessionOutput:
+    note = "--nodes has no effect here: the launcher decides on nodes and links" if config.cluster.nodes else None
+    output = SessionOutput(config, out=out, watcher=watcher, note=note, resume=resume)
+    if "SYNCLINE_NODE" in os.environ:
+        output.results["network"] |= {"emulated": True, "nodes": launcher.nodes}
+    return output
+
+
+def _run_child(
+    run: RunSpec,
     number: int,
+    folder: Path,
+    *,
     store: Store,
-    rank: int,
-    local_rank: int,
-    local_size: int,
+    launcher: _Launcher,
     watcher: Watcher,
     resume: Resume | None,
-) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    """Train in this run if this rank has a part in it, then meet everybody; rank 0 gets all records."""
-    total = run.workers + run.servers
-    folder = Path(store.get("folder").decode())
-    folder.mkdir(parents=True, exist_ok=True)
+) -> None:
+    """Run this rank's part in a child process, and put its record or its failure into the store."""
+    rank = launcher.rank
     assignment = Assignment(
-        strategy=run.strategy,
-        train=run.train,
-        workers=run.workers,
-        servers=run.servers,
-        folder=str(folder),
-        count_wire="SYNCLINE_NODE" in os.environ and run.workers > 1 and local_size == 1,
-        cores=max(1, cores() * total // min(total, local_size)),
+        run=run,
+        folder=folder,
+        count_network="SYNCLINE_NODE" in os.environ and run.workers > 1 and launcher.local_world_size == 1,
+        cores=max(1, available_cores() * run.ranks // min(run.ranks, launcher.local_world_size)),
         launched_ns=time.perf_counter_ns(),
-        checkpoints=str(checkpoints_of(folder)),
-        resume="" if resume is None else str(resume.checkpoint),
-        first_step=0 if resume is None else resume.step,
+        resume=resume,
     )
-    if rank < total:
-        node = int(os.environ.get("GROUP_RANK", 0))
-        place = Place(rank=rank, world_size=total, local_rank=local_rank, node=node)
+    node = int(os.environ.get("GROUP_RANK", 0))
+    place = Place(rank=rank, world_size=run.ranks, local_rank=launcher.local_rank, node=node)
+
+    def on_message(_: int, content: dict[str, Any]) -> None:
+        if rank == 0:
+            watcher.step(content)
+
+    try:
         payload = (assignment, _prefix(number))
-
-        def message(_: int, content: dict[str, Any]) -> None:
-            if rank == 0:
-                watcher.step(content)
-
-        try:
-            (record,) = run_ranks(_rank_main, [place], payload, logs=folder, on_message=message)
-            store.set(f"record{rank}", zlib.compress(json.dumps(record).encode()))  # type: ignore[arg-type]
-        except RankFailure as failure:
-            entry = {"rank": rank, "summary": failure.summary, "traceback": failure.traceback, "time": time.time()}
-            store.set(f"failed{rank}", json.dumps(entry))
-            store.set(f"record{rank}", "")
-    _meet(store, "done", int(os.environ["WORLD_SIZE"]))
-    if rank != 0:
-        return [], None
-    contents = [store.get(f"record{r}") for r in range(total)]
-    if all(contents):
-        return [json.loads(zlib.decompress(content)) for content in contents], None
-    entries = [json.loads(store.get(f"failed{r}")) for r, content in enumerate(contents) if not content]
-    first = min(entries, key=lambda entry: (is_peer_loss(entry["summary"]), float(entry["time"])))
-    return [], RankFailure(
-        f"rank {first['rank']} failed: {first['summary']}",
-        rank=first["rank"],
-        summary=first["summary"],
-        traceback=first["traceback"],
-    )
+        (report,) = run_ranks(_rank_main, [place], payload, logs=folder, on_message=on_message)
+        store.set(f"record{rank}", zlib.compress(report.encode()))  # type: ignore[arg-type]
+    except RankFailure as failure:
+        entry = {"rank": rank, "summary": failure.summary, "traceback": failure.traceback, "time": time.time()}
+        store.set(f"failed{rank}", json.dumps(entry))
+        store.set(f"record{rank}", "")
 
 
-def _agree(store: Store, path: Path, config: Config, workers: int, rank: int, world_size: int) -> Resume:
-    """Rank 0 chooses the checkpoint, so that all take the same one; all raise its `UsageError`."""
+def _collect(run: RunSpec, folder: Path, store: Store, *, nodes: int) -> dict[str, Any]:
+    """The run's row of the results, from what all ranks have put into the store."""
+    reports = [store.get(f"record{rank}") for rank in range(run.ranks)]
+    if all(reports):
+        records = [RankRecord.from_json(zlib.decompress(report)) for report in reports]
+        return finished_row(run, records, folder, nodes=nodes)
+    failures = [json.loads(store.get(f"failed{rank}")) for rank, report in enumerate(reports) if not report]
+    # A rank that lost its peer is a consequence of another rank's failure.
+    first = min(failures, key=lambda failure: (is_peer_loss(failure["summary"]), float(failure["time"])))
+    rank, summary = first["rank"], first["summary"]
+    message = f"rank {rank} failed: {summary}"
+    return crashed_row(run, RankFailure(message, rank=rank, summary=summary, traceback=first["traceback"]), folder)
+
+
+def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:
+    """The main function of a rank's child process; returns its record as JSON."""
+    assignment, prefix = payload
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=assignment.run.train.timeout_s)
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return run_rank(assignment, place, store=PrefixStore(f"{prefix}/group", store), progress=report).to_json()
+
+
+def _agree_on_checkpoint(store: Store, path: Path, config: Config, workers: int, launcher: _Launcher) -> Resume:
+    """Rank 0 chooses the checkpoint for all ranks; if it cannot, all raise its `UsageError`."""
     store = PrefixStore(f"{_prefix(0)}/resume", store)
-    if rank == 0:
+    if launcher.rank == 0:
         try:
             chosen = choose(path, config, workers=workers)
         except UsageError as error:
@@ -160,38 +182,22 @@ def _agree(store: Store, path: Path, config: Config, workers: int, rank: int, wo
         time.sleep(_POLL_S)
     if store.check(["error"]):
         text = store.get("error").decode()
-        _leave(store, rank, world_size)
+        _leave(store, launcher)
         raise UsageError(text)
-    told = json.loads(store.get("chosen"))
-    return Resume(Path(told["run"]), Path(told["checkpoint"]), told["step"], tuple(told["warnings"]))
+    plain = json.loads(store.get("chosen"))
+    return Resume(Path(plain["run"]), Path(plain["checkpoint"]), plain["step"], tuple(plain["warnings"]))
 
 
 def _prefix(number: int) -> str:
-    """A run's part of the store; torchrun's agent keeps the store when it starts all ranks again."""
+    """A run's keys in the store; torchrun's agent keeps the store when it restarts all ranks."""
     return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/run{number}"
 
 
-def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> dict[str, Any]:
-    """The rank itself, in a process of its own: when it fails its connections close, and its peers notice at once."""
-    assignment, prefix = payload
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=assignment.train.timeout_s)
-    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return run_rank(
-        assignment,
-        rank=place.rank,
-        local_rank=place.local_rank,
-        node=place.node,
-        store=PrefixStore(f"{prefix}/group", store),
-        progress=report,
-    )
+def _barrier(store: Store, name: str, world_size: int) -> None:
+    """Wait for all ranks, without a process group.
 
-
-def _meet(store: Store, name: str, world_size: int) -> None:
-    """Every rank waits here for the others, without a process group.
-
-    Without a limit: another strategy's run may take hours on ranks that this one has no part in, and a launcher ends
-    all ranks when one of them dies.
+    There is no timeout: a strategy that leaves this rank out may run for hours, and a launcher ends all ranks when one
+    of them dies.
     """
     if store.add(f"{name}-count", 1) == world_size:
         store.set(f"{name}-all", "1")
@@ -199,40 +205,23 @@ def _meet(store: Store, name: str, world_size: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _leave(store: Store, rank: int, world_size: int) -> None:
-    """Rank 0 may host the store: it stays until nobody will ask it again."""
-    _meet(store, "end", world_size)
-    left = store.add("left", 0 if rank == 0 else 1)
-    while rank == 0 and left < world_size - 1:
+def _leave(store: Store, launcher: _Launcher) -> None:
+    """Rank 0 may host the store: it leaves after all others."""
+    _barrier(store, "end", launcher.world_size)
+    left = store.add("left", 0 if launcher.rank == 0 else 1)
+    while launcher.rank == 0 and left < launcher.world_size - 1:
         time.sleep(_POLL_S)
         left = store.add("left", 0)
 
 
-def _coordinates() -> tuple[int, int, int, int]:
-    missing = [name for name in _NEEDED if name not in os.environ]
-    if missing:
-        raise UsageError(f"RANK is set but not {', '.join(missing)}: start ranks with torchrun, or unset RANK")
-    try:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    except ValueError:
-        raise UsageError("RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE must be whole numbers") from None
-    if not 0 <= rank < world_size:
-        raise UsageError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
-    return rank, world_size, *local
-
-
-def _store(rank: int, world_size: int, *, timeout_s: float) -> Store:
+def _join_store(launcher: _Launcher, *, timeout_s: float) -> Store:
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=timeout_s)
     try:
-        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))
+        store, _, _ = next(rendezvous("env://", launcher.rank, launcher.world_size, timeout=timeout))
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):
             raise UsageError(f"{address} is in use: choose another MASTER_PORT (torchrun --master-port)") from None
         raise UsageError(f"cannot meet the other ranks at {address}: {str(error).splitlines()[0]}") from None
     made: Store = store
     return made
-
-
-def _nodes(world_size: int) -> int:
-    return max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))

@@ -1,6 +1,6 @@
 """The baseline strategies, in an open registry: `STRATEGIES`, `load(spec)`."""
 
-from syncline.train.strategies import all_reduce, ddp, gather_scatter, local, ring, server, single, syncline
+from syncline.train.strategies import all_reduce, ddp, gather_scatter, ring, server, single, syncline
 from syncline.train.strategies.base import (
     STRATEGIES,
     Context,
@@ -12,4 +12,4 @@ from syncline.train.strategies.base import (
 )
 
 __all__ = ["STRATEGIES", "Context", "Strategy", "Synchroniser", "Traffic", "load", "strategy"]
-_BUILT_IN = (all_reduce, ddp, gather_scatter, local, ring, server, single, syncline)
+_BUILT_IN = (all_reduce, ddp, gather_scatter, ring, server, single, syncline)

@@ -1,4 +1,4 @@
-"""`all-reduce`: after the backward pass, one collective a parameter, one after the other."""
+"""`all-reduce`: after the backward pass, one collective per parameter, one after the other."""
 
 from collections.abc import Sequence
 

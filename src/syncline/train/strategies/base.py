@@ -1,4 +1,4 @@
-"""What a strategy is: how ranks agree on the gradients of one phase, and what that puts on the wire."""
+"""The strategy interface: how ranks average the gradients of one phase, and how many bytes that sends."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _S = TypeVar("_S", bound="type[Strategy]")
 
 @dataclass(frozen=True)
 class Context:
-    """A rank's place among its peers. Workers are ranks 0..workers-1; aggregators, if any, come after them."""
+    """A rank among its peers. Workers are ranks 0..workers-1; aggregators, if any, come after them."""
 
     rank: int
     workers: int
@@ -30,7 +30,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one step on one rank's link, by theory. `serial` counts both directions at once only once."""
+    """Theoretical bytes of one step on one rank's link. `serial` counts bytes that go both ways at once only once."""
 
     sent: float
     received: float
@@ -44,13 +44,13 @@ class Synchroniser:
     """
 
     optimizer: torch.optim.Optimizer | None = None
-    """What the loop steps; None leaves it the optimizer that was given to `attach`."""
-    warm_steps = 2
-    """Steps before the bytes of a step are what they will be: PowerSGD's hook sends its first two gradients dense."""
-    settled_steps = 4
-    """Steps after which a step is like any other: a benchmark counts from there."""
-    settles = False
-    """Whether the first backward pass settles something (DDP's buckets) that a resumed run must have settled too."""
+    """The optimizer that the loop steps; None for the one that was given to `attach`."""
+    warm_up_steps = 2
+    """Steps to skip before bytes per step are measured: PowerSGD's hook sends its first two gradients dense."""
+    steady_after = 4
+    """Steps after which all steps are alike: a benchmark counts from there."""
+    needs_rehearsal = False
+    """Whether the first backward pass prepares something (DDP's buckets) that a resumed run must have, too."""
 
     def __init__(self, module: nn.Module, context: Context) -> None:
         self.module = module
@@ -67,20 +67,20 @@ class Synchroniser:
         """Replace every gradient by its mean over the workers."""
 
     def synchronise_buffers(self) -> None:
-        """Make buffers (BatchNorm statistics) equal before an evaluation, where the strategy does so."""
+        """Make buffers (BatchNorm statistics) equal on all ranks before an evaluation, if the strategy does so."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's own state (error feedback) by flat names, `<parameter>.<key>`, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state that `state_dict` gave; an empty one is a start without state."""
+        """Load a state from `state_dict`; an empty one resets it."""
 
     def finish(self) -> None:
         """Return when nothing is in flight: before a checkpoint, before an evaluation and at the end."""
 
     def close(self) -> None:
-        """Put away what the run has opened; called at its end, also after an error."""
+        """Release resources; called at the end of the run, also after an error."""
 
     def gradients(self) -> list[tuple[str, Tensor]]:
         """Every parameter's gradient; an unused parameter's is zero, so that all ranks exchange the same."""
@@ -99,7 +99,7 @@ class Strategy:
     servers = 0
     """Dedicated aggregator ranks, started beside the workers."""
     formula = ""
-    """The busiest link's bytes a step in words of N workers and S bytes of gradients; empty where nobody knows."""
+    """Bytes per step on the busiest link, for N workers and S bytes of gradients; empty if unknown."""
     resumable = True
     """False where a checkpoint cannot hold the strategy's state."""
 
@@ -110,11 +110,11 @@ class Strategy:
         return type(self).synchroniser(module, context)
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
-        """Theory's bytes a step for gradients of these shapes with `element` bytes an element."""
+        """Theoretical bytes per step for gradients of these shapes with `element` bytes per element."""
         return Traffic(0, 0, 0)
 
     def serve(self, parameters: Iterable[Sequence[Tensor]], context: Context, *, steps: int) -> None:
-        """What an aggregator rank does; `parameters` holds each phase's trainable parameters."""
+        """The main loop of an aggregator rank; `parameters` holds each phase's trainable parameters."""
         raise AssertionError("this strategy has no aggregator ranks")
 
 
@@ -143,13 +143,13 @@ def total_bytes(shapes: Sequence[torch.Size], element: int) -> int:
 
 
 def ring_traffic(size: float, workers: int) -> Traffic:
-    """What a ring all-reduce moves: every rank sends and receives 2(N-1)/N S at the same time."""
+    """The traffic of a ring all-reduce: every rank sends and receives 2(N-1)/N S at the same time."""
     moved = 2 * (workers - 1) / workers * size
     return Traffic(moved, moved, moved)
 
 
 def flatten(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
-    """One flat copy a dtype, with its members; `unflatten` writes it back."""
+    """One flat copy per dtype, with the tensors it was made of; `unflatten` writes it back."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

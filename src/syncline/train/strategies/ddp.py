@@ -1,7 +1,7 @@
 """`ddp`, `ddp-bf16`, `ddp-fp16`, `ddp-powersgd`: torch's DistributedDataParallel with its own hooks.
 
-A comm hook around torch's records each bucket's launch and end, so the report can tell what DDP hid from what it
-left exposed; the collectives are torch's.
+A comm hook around torch's records each bucket's launch and end, so that the report can separate hidden from
+exposed communication; the collectives are torch's.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,9 @@ _Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 class _Ddp(Synchroniser):
-    settles = True  # after its first pass DDP lays its buckets out anew, and sums are rounded by their layout
+    needs_rehearsal = (
+        True  # after its first pass DDP lays out its buckets again, and rounding of sums depends on the layout
+    )
 
     def __init__(
         self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float, unused: bool
@@ -128,7 +130,7 @@ class DdpPowerSgd(Ddp):
     """DDP with torch's PowerSGD hook, warm-started, with error feedback; dense for the first two steps."""
 
     formula = "2(N-1)/N*(factors + vectors)"
-    resumable = False  # the hook's errors and factors are kept by bucket, in an object of torch's
+    resumable = False  # torch's hook keeps its errors and factors by bucket, in its own object
     hook = staticmethod(powerSGD_hook)
 
     def __init__(self, rank: int = 4, bucket_mb: float = 25.0, unused: bool = False) -> None:
@@ -149,7 +151,7 @@ class DdpPowerSgd(Ddp):
         return ring_traffic(sum(self._elements(shape) for shape in shapes) * element, workers)
 
     def _elements(self, shape: torch.Size) -> int:
-        """Elements on the wire for one gradient, by the hook's rule: compress when it shrinks at least twofold."""
+        """Elements sent for one gradient, by the hook's rule: compress when it shrinks at least twofold."""
         size = shape.numel()
         if len(shape) < 2:
             return size

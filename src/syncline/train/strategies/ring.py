@@ -1,4 +1,4 @@
-"""`ring`: our own all-reduce from send and receive: N-1 hops that add, N-1 hops that spread the sums."""
+"""`ring`: an all-reduce made of send and receive, with N-1 hops that add and N-1 hops that spread the sums."""
 
 from collections.abc import Sequence
 

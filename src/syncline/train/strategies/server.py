@@ -1,6 +1,6 @@
-"""`server`: dedicated aggregator ranks, BytePS's shape: workers push shards of the gradient and pull the means.
+"""`server`: dedicated aggregator ranks as in BytePS; workers push shards of the gradient and pull the means.
 
-Gradients are flattened, cut into one shard a server and each shard into parts. In round i part i is pushed while part
+Gradients are flattened, cut into one shard per server and each shard into parts. In round i part i is pushed while part
 i-1 is pulled, in the same order on both sides, so that both directions of every link are busy and no backend can
 deadlock.
 """

@@ -21,8 +21,8 @@ from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traf
 
 
 class _Attached(Synchroniser):
-    warm_steps = WARM_UP + PROFILED  # the last of them probes the link
-    settled_steps = warm_steps + WINDOW + 2  # a window after the plan the link is looked at for the first time
+    warm_up_steps = WARM_UP + PROFILED  # the last of them probes the link
+    steady_after = warm_up_steps + WINDOW + 2  # a window after the plan the link is looked at for the first time
 
     def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
         super().__init__(module, context)

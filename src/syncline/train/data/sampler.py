@@ -1,4 +1,7 @@
-"""Which samples a rank sees: a function of seed, step and world size only, so that strategies see the same."""
+"""The sampler: sample indices of a rank at a step, a function of seed, step and world size only.
+
+All strategies see the same samples in the same order.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +10,7 @@ from syncline.errors import UsageError
 
 
 class Sampler:
-    """An endless stream of global batches over shuffled passes; rank r takes the r-th equal slice of each batch."""
+    """An endless stream of global batches over shuffled epochs; rank r takes the r-th equal slice of each batch."""
 
     def __init__(self, length: int, *, batch: int, seed: int, rank: int = 0, workers: int = 1) -> None:
         if batch % workers:
@@ -18,16 +21,16 @@ class Sampler:
         self.batch, self.seed, self.rank, self.workers = batch, seed, rank, workers
         self.batches = length // batch
         self.length = length
-        self._pass = -1
+        self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
     def __call__(self, step: int) -> tuple[int, Tensor]:
-        """The pass over the data and this rank's sample indices at a global step."""
-        number, position = divmod(step, self.batches)
-        if number != self._pass:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        """The epoch and this rank's sample indices at a global step."""
+        epoch, position = divmod(step, self.batches)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._order = torch.randperm(self.length, generator=generator)
-            self._pass = number
+            self._epoch = epoch
         share = self.batch // self.workers
         start = position * self.batch + self.rank * share
-        return number, self._order[start : start + share]
+        return epoch, self._order[start : start + share]

@@ -1,4 +1,4 @@
-"""Where ranks run: emulated nodes where asked and possible, and each rank's place on them."""
+"""The placement of ranks: emulated nodes where asked and possible, GPU sharing, and each rank's node."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +11,14 @@ from syncline.cluster.nodes import Cluster, Node
 from syncline.cluster.ranks import Place
 from syncline.errors import UsageError
 from syncline.train.config import Config, Train
+from syncline.train.rank.worker import RunSpec
 
 _THIS_MACHINE = Node(index=0, address="127.0.0.1", interface="lo", netns="")
 
 
 @contextmanager
-def emulated(config: Config, *, servers: int = 0) -> Iterator[tuple[Cluster | None, str | None]]:
-    """The emulated nodes, or none and the reason why."""
+def emulated_cluster(config: Config, *, servers: int = 0) -> Iterator[tuple[Cluster | None, str | None]]:
+    """The emulated nodes, or None; the second value is the reason why nodes that were asked for are missing."""
     asked = config.cluster
     if not asked.nodes:
         if asked.bandwidth or asked.latency or asked.loss:
@@ -38,8 +39,8 @@ def emulated(config: Config, *, servers: int = 0) -> Iterator[tuple[Cluster | No
 
 
 @contextmanager
-def shared_gpu(train: Train, world_size: int) -> Iterator[Mapping[str, str]]:
-    """The variables by which so many ranks share a GPU at the same time; none where each has its own."""
+def shared_gpu_environment(train: Train, world_size: int) -> Iterator[Mapping[str, str]]:
+    """Environment variables that let ranks use one GPU at the same time; empty where each rank has its own GPU."""
     gpus = _gpus(train)
     if gpus and world_size > gpus:
         with Mps() as variables:
@@ -48,31 +49,28 @@ def shared_gpu(train: Train, world_size: int) -> Iterator[Mapping[str, str]]:
         yield {}
 
 
-def places(
-    config: Config, *, workers: int, servers: int, cluster: Cluster | None, variables: Mapping[str, str]
-) -> list[Place]:
-    """Workers node by node, aggregators on nodes of their own; `variables` come from `shared_gpu`."""
-    world_size, gpus = workers + servers, _gpus(config.train)
-    nodes = config.cluster.nodes or 1
-    per_node = -(-workers // nodes)
-    made = []
-    for rank in range(world_size):
-        index = rank // per_node if rank < workers else nodes + rank - workers
+def place_ranks(config: Config, run: RunSpec, *, cluster: Cluster | None, variables: Mapping[str, str]) -> list[Place]:
+    """Workers node by node, aggregators on nodes of their own; `variables` come from `shared_gpu_environment`."""
+    gpus, nodes = _gpus(config.train), config.cluster.nodes or 1
+    per_node = -(-run.workers // nodes)
+    places = []
+    for rank in range(run.ranks):
+        index = rank // per_node if rank < run.workers else nodes + rank - run.workers
         node = cluster.nodes[index] if cluster is not None else _THIS_MACHINE
         environment = {**variables, "GLOO_SOCKET_IFNAME": node.interface}
         if gpus:
-            environment |= rank_environment(rank, node, ranks_on_gpu=-(-world_size // gpus))
-        made.append(
+            environment |= rank_environment(rank, node, ranks_on_gpu=-(-run.ranks // gpus))
+        places.append(
             Place(
                 rank=rank,
-                world_size=world_size,
+                world_size=run.ranks,
                 local_rank=rank,
                 node=index if cluster is not None else 0,
                 netns=node.netns or None,
                 environment=environment,
             )
         )
-    return made
+    return places
 
 
 def _gpus(train: Train) -> int:

@@ -1,4 +1,4 @@
-"""The random states that a training step may draw from: torch's, Python's and, where it is in use, numpy's."""
+"""Save, restore and seed the random generators that training may use: torch, Python and, if loaded, numpy."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ import torch
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """All of them as tensors and plain values."""
+    """The states of all generators as tensors and plain values."""
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -29,7 +29,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` gave. On another kind of device its own generator keeps its seed."""
+    """Restore what `random_state` returned. On another kind of device, that device's generator keeps its seed."""
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
@@ -43,7 +43,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Start every generator from `seed`."""
+    """Seed every generator."""
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:

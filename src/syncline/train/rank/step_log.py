@@ -1,0 +1,106 @@
+"""The log of training steps: a row per step in `rank0.steps.jsonl`, and progress messages with live phases."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from syncline.trace import Recorder
+from syncline.trace.analysis.timeline import partition
+from syncline.trace.span import STEP
+from syncline.train.checkpoint.history import History
+
+LIVE_PHASES = ("data", "forward", "backward", "encode", "exchange and wait", "update", "other")
+"""The phases in progress messages. A single rank cannot separate an exchange from the wait for a late rank."""
+LIVE_COST = 0.003
+"""The largest share of the run's time that computing live phases may take."""
+Progress = Callable[[dict[str, Any]], None]
+
+_LIVE_NAMES = {"exposed_encode": "encode", "exposed_exchange": "exchange and wait", "wait": "exchange and wait"}
+_FIRST_BUDGET_S, _LARGEST_BUDGET_S = 0.002, 0.05
+_LIVE_STEPS = 20  # of the rows written at once, the last ones get live phases
+
+
+class LivePhases:
+    """Computes the phases of finished steps, as often as a time budget allows; the budget grows with time."""
+
+    def __init__(self) -> None:
+        self._budget_s, self._last, self._cost_s = _FIRST_BUDGET_S, time.perf_counter(), 0.0
+
+    def compute(self, recorder: Recorder, steps: Sequence[int]) -> dict[int, dict[str, float]]:
+        """Milliseconds by phase of consecutive finished steps of this rank; empty if the budget is spent.
+
+        They sum to each step's time. On CUDA the steps' events must have happened.
+        """
+        begin = time.perf_counter()
+        self._budget_s = min(_LARGEST_BUDGET_S, self._budget_s + LIVE_COST * (begin - self._last))
+        self._last = begin
+        if not steps or self._budget_s < self._cost_s:
+            return {}
+        # Exchanges of the step before may reach into the first.
+        spans = [s for s in recorder.spans(steps[0] - 1) if s.lane != STEP or s.step >= steps[0]]
+        phases = {step: _live(parts) for step, parts in partition(spans).items()}
+        self._cost_s = time.perf_counter() - begin
+        self._budget_s -= self._cost_s
+        return phases
+
+
+def _live(parts: dict[str, int]) -> dict[str, float]:
+    phases = dict.fromkeys(LIVE_PHASES, 0.0)
+    for phase, ns in parts.items():
+        phases[_LIVE_NAMES.get(phase, phase)] += ns / 1e6
+    return phases
+
+
+class StepLog:
+    """Writes finished steps to a file, to the history and to the progress callback."""
+
+    def __init__(
+        self, path: Path, recorder: Recorder, *, batch: int, phases: int, synchronised_bytes: int, progress: Progress
+    ) -> None:
+        self._path, self._recorder, self._progress = path, recorder, progress
+        self._batch, self._phases, self._synchronised_bytes = batch, phases, synchronised_bytes
+        self._live = LivePhases()
+        self._pending: list[tuple[int, Tensor]] = []
+
+    def open(self, *, append: bool) -> TextIO:
+        """The file to give to `write`."""
+        return self._path.open("a" if append else "w")
+
+    def add(self, step: int, loss: Tensor) -> None:
+        """A step was issued; it is written later, because its loss may still be computed on a GPU."""
+        self._pending.append((step, loss))
+
+    def write(self, file: TextIO, *, epoch: int, history: History) -> None:
+        """Write all steps that were added; their events must have happened."""
+        rows, self._pending = self._pending, []
+        totals = self._recorder.lane_ns(rows[0][0]) if rows else {}
+        live = self._live.compute(self._recorder, [step for step, _ in rows[-_LIVE_STEPS:]])
+        for step, loss in rows:
+            value = float(loss)
+            lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
+            step_ms = lanes.get(STEP, 0.0)
+            seconds = step_ms / 1e3 or float("nan")
+            history.losses.append(value)
+            history.step_ms.append(step_ms)
+            row = {
+                "step": step,
+                "epoch": epoch + 1,
+                "loss": value if math.isfinite(value) else None,
+                "step_ms": step_ms,
+                **{
+                    f"{lane}_ms": round(lanes.get(lane, 0.0), 4)
+                    for lane in ("data", "forward", "backward", "exchange", "update")
+                },
+                "samples_per_s": round(self._batch / seconds, 3),
+                "syncs_per_s": round(self._phases / seconds, 4) if self._synchronised_bytes else 0.0,
+                "synchronised_bytes": self._synchronised_bytes,
+            }
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            message = {"step": step, "epoch": epoch + 1, "loss": value, "step_ms": step_ms}
+            self._progress({**message, "phases": live.get(step)})

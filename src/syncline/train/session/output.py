@@ -1,0 +1,145 @@
+"""The output of a session: a row of `results.json` and a trace for every run, saved as soon as the run ends."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import syncline
+from syncline.cluster.nodes import Cluster
+from syncline.errors import RankFailure
+from syncline.results.schema import SCHEMA, Results
+from syncline.trace.formats.chrome_write import write_chrome_trace
+from syncline.train.checkpoint.resume import Resume
+from syncline.train.config import Config
+from syncline.train.rank.record import RankRecord
+from syncline.train.rank.worker import RunSpec
+from syncline.train.session.assemble import assemble, merge_records, trace_metadata
+from syncline.train.session.link_changes import as_rows, parse_changes
+from syncline.train.session.machine import busy_share, environment
+from syncline.train.session.run_folder import RunFolder
+
+_BUSY = 0.2
+
+
+class Watcher(Protocol):
+    """Gets the progress of a session; the CLI shows it as a progress bar or as plain lines."""
+
+    def note(self, text: str) -> None: ...
+    def begin(self, run: RunSpec) -> None: ...
+    def step(self, message: dict[str, Any]) -> None: ...
+    def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
+
+
+class SessionOutput:
+    """The run folder and the results of a session. Every finished run is saved at once, so that none can be lost."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        out: Path | None,
+        watcher: Watcher,
+        cluster: Cluster | None = None,
+        note: str | None = None,
+        resume: Resume | None = None,
+    ) -> None:
+        self._watcher = watcher
+        self._several_sizes = len(config.compare.scale) > 1
+        self.folder = RunFolder(out, label=config.train.model) if resume is None else RunFolder.reopen(resume.run)
+        self.results = _start_results(config, self.folder, cluster=cluster, note=note, resume=resume)
+        for text in self.results["warnings"]:
+            watcher.note(text)
+
+    def begin(self, run: RunSpec) -> Path:
+        """A run starts; returns the folder of its logs."""
+        self._watcher.begin(run)
+        return self.folder.strategy(run.strategy, world_size=run.workers, several=self._several_sizes)
+
+    def end(self, run: RunSpec, row: dict[str, Any]) -> None:
+        """Add the run's row to the results and save them."""
+        dropped = row.pop("spans_dropped", 0)
+        if dropped:
+            self.results["warnings"].append(
+                f"{run.strategy}: the recorder was full, {dropped} early spans are missing from its trace and shares"
+            )
+        self.results["runs"].append(row)  # type: ignore[arg-type]
+        self.folder.save(self.results)
+        self._watcher.end(run, row)
+
+    def discard_if_empty(self) -> None:
+        """Undo everything if no run has ended: the folder is removed, an earlier run moves back."""
+        if not self.results["runs"]:
+            self.folder.discard()
+
+
+def finished_row(
+    run: RunSpec, records: Sequence[RankRecord], folder: Path, *, nodes: int, bandwidth: int | None = None
+) -> dict[str, Any]:
+    """The row of a run that finished; also writes its trace."""
+    trace = merge_records(records)
+    metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0].backend}
+    metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes} | trace_metadata(records)
+    metadata |= {} if bandwidth is None else {"bandwidth": bandwidth}
+    write_chrome_trace(replace(trace, metadata=metadata), folder / "trace.json.gz")
+    row = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+    return row | {"spans_dropped": sum(record.spans_dropped for record in records)}
+
+
+def crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, Any]:
+    """The row of a run that failed, with the steps that rank 0 had logged."""
+    row: dict[str, Any] = {
+        "strategy": run.strategy,
+        "status": "crashed",
+        "error": {"rank": failure.rank, "summary": failure.summary, "traceback": failure.traceback},
+        "world_size": run.workers,
+        "servers": run.servers,
+        "batch": run.train.batch,
+    }
+    log = folder / "rank0.steps.jsonl"
+    if log.exists():
+        steps = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        row["loss"] = [step["loss"] for step in steps]
+        row["step_ms_series"] = [step["step_ms"] for step in steps]
+    return row
+
+
+def _start_results(
+    config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None, resume: Resume | None
+) -> Results:
+    """The results without runs, saved, with the warnings that hold for all runs."""
+    facts = environment()
+    folder.describe(config, facts)
+    changes = parse_changes(config) if cluster is not None else ()
+    warnings = [note] if note else []
+    if changes:
+        warnings.append(f"the links change during each run: {', '.join(change.text for change in changes)}")
+    warnings += resume.warnings if resume else ()
+    results: Results = {
+        "schema": SCHEMA,
+        "syncline": syncline.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "title": config.title or f"{config.train.model}: {', '.join(config.compare.strategies)}",
+        "config": config.as_dict(),
+        "environment": facts,
+        "network": {
+            "emulated": cluster is not None,
+            "nodes": config.cluster.nodes if cluster is not None else 1,
+            "bandwidth": cluster.bandwidth if cluster is not None else None,
+            "note": note,
+        },
+        "warnings": warnings,
+        "runs": [],
+    }
+    if changes:
+        results["network"]["changes"] = as_rows(changes)
+    busy = busy_share()
+    if busy > _BUSY:
+        results["warnings"].append(
+            f"other programs use {busy:.0%} of this machine: times are longer than they should be, and vary more"
+        )
+    if not folder.reopened:
+        folder.save(results)
+    return results

@@ -1,0 +1,74 @@
+"""The runs of a session: every strategy at every world size, checked before the first one starts."""
+
+from dataclasses import replace
+
+from syncline.errors import UsageError
+from syncline.train.config import Config, Train
+from syncline.train.rank.worker import RunSpec
+from syncline.train.session.link_changes import parse_changes
+from syncline.train.strategies import load
+
+
+def list_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[RunSpec]:
+    """Every run of the session; a setting that cannot work is a `UsageError`.
+
+    If the world size is `fixed` (by a launcher), aggregators are some of its ranks; otherwise they are added to it.
+    """
+    _check_numbers(config.train)
+    parse_changes(config)
+    if not config.compare.strategies:
+        raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
+    sizes = config.compare.scale or (world_size,)
+    if min(sizes) < 1:
+        raise UsageError(f"a world size must be at least 1, not {min(sizes)}")
+    runs = [_run_spec(config, name, size, fixed=fixed) for name in config.compare.strategies for size in sizes]
+    return list(dict.fromkeys(runs))
+
+
+def local_world_size(config: Config) -> int:
+    """The number of worker ranks on this machine."""
+    nodes, nproc = config.cluster.nodes, config.cluster.nproc or config.cluster.nodes or 4
+    if min(nodes, nproc, config.cluster.nproc) < 0:
+        raise UsageError("--nproc and --nodes must be positive")
+    if nodes and nproc % nodes:
+        raise UsageError(
+            f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
+        )
+    return nproc
+
+
+def _check_numbers(train: Train) -> None:
+    for key in ("batch", "epochs"):
+        if getattr(train, key) < 1:
+            raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
+    if train.steps < 0:
+        raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
+    for key in ("threads", "test_samples", "checkpoint_every"):
+        if getattr(train, key) < 0:
+            raise UsageError(f"train.{key} must be 0 or more, not {getattr(train, key)}")
+    if not 0 <= train.seed < 2**31:
+        raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {train.seed}")
+    if not 0 < train.timeout_s < 1e7:
+        raise UsageError(f"train.timeout_s must be a positive number of seconds, not {train.timeout_s}")
+
+
+def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
+    strategy, train = load(name), config.train
+    if config.compare.scale and config.compare.scale_batch:
+        smallest = min(config.compare.scale)
+        growth, rest = divmod(size, smallest)
+        if rest:
+            raise UsageError(
+                f"with scale_batch every world size must be a multiple of the smallest: {size} is not of {smallest}"
+            )
+        train = replace(train, batch=train.batch * growth, steps=-(-train.steps // growth))
+    workers = 1 if strategy.alone else size - strategy.servers if fixed else size
+    if workers < 1:
+        raise UsageError(f"'{name}' needs workers besides its {strategy.servers} aggregators: start more ranks")
+    if not strategy.alone and size == 1 and not config.compare.scale:
+        raise UsageError(f"'{name}' synchronises at least two ranks: use --nproc 2 or more, or the strategy 'single'")
+    if train.batch % workers:
+        below = train.batch // workers * workers or workers
+        raise UsageError(f"a batch of {train.batch} does not divide over {workers} workers: use --batch {below}")
+    # One rank has nobody to synchronise with: at world size 1 every strategy is plain training.
+    return RunSpec(name, workers, strategy.servers if size > 1 else 0, train)
