@@ -32,8 +32,13 @@ def storage_users(tensor: Tensor) -> int:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call `callback` when the backward pass that runs now has ended; only from a hook in that pass."""
+    """Call `callback` when the backward pass that runs now has ended; only from a hook of that pass."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass (is inside one of its hooks)."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def in_nested_backward() -> bool:
@@ -69,7 +74,7 @@ def group_timeout(group: dist.ProcessGroup | None) -> float:
 def new_group(
     ranks: Sequence[int], *, timeout: Any, backend: str | None = None, slim: bool = False
 ) -> dist.ProcessGroup:  # fmt: skip
-    """A group of these ranks alone, made without the others. `slim`: with NCCL, on as little of a GPU as can be."""
+    """A group of these ranks, made without the others. `slim`: with NCCL, one channel, the smallest share of a GPU."""
     whole = len(ranks) == dist.get_world_size()
     options = None
     if slim:
@@ -81,11 +86,17 @@ def new_group(
     )
 
 
-def cut_gloo(group: dist.ProcessGroup) -> None:
-    """Close a Gloo group's connections: all that waits in it, here and on other ranks, ends with an error now.
+def abort_group(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Abort what an NCCL group has in flight, so that a host which waits for it is released."""
+    with suppress(Exception):
+        group._get_backend(device).abort()  # type: ignore[union-attr]
 
-    Gloo's `abort` wakes nobody. A receive that times out closes all connections of the group; one from a rank whose
-    connection is closed already does not, so all are tried.
+
+def cut_gloo(group: dist.ProcessGroup) -> None:
+    """Close a Gloo group's connections: whoever waits in it, here and on other ranks, gets an error now.
+
+    Gloo's `abort` wakes nobody. A receive that times out closes all connections of the group. One from a rank whose
+    connection is closed already does not, so all ranks are tried.
     """
     if dist.get_backend(group) != "gloo":
         return
@@ -101,15 +112,33 @@ def unhooked_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
-def global_step_hooks() -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
-    """The hooks that torch calls before and after every optimizer's step."""
-    from torch.optim import optimizer
+def step_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """The hooks that torch calls before and after this optimizer's step, in torch's order."""
+    from torch.optim import optimizer as module
 
-    return list(optimizer._global_optimizer_pre_hooks.values()), list(optimizer._global_optimizer_post_hooks.values())
+    before = [*module._global_optimizer_pre_hooks.values(), *optimizer._optimizer_step_pre_hooks.values()]
+    after = [*optimizer._optimizer_step_post_hooks.values(), *module._global_optimizer_post_hooks.values()]
+    return before, after
+
+
+def wrapped_by_scheduler(function: Any) -> bool:
+    """Whether a learning-rate scheduler has wrapped this optimizer method."""
+    return hasattr(function, "_wrapped_by_lr_sched")
+
+
+def pass_for_step(function: Any, original: Any) -> None:
+    """Let a learning-rate scheduler accept `function` in place of `original`, which it may have wrapped."""
+    if wrapped_by_scheduler(original):
+        function._wrapped_by_lr_sched = True
+
+
+def note_step_called(optimizer: Any) -> None:
+    """Tell learning-rate schedulers that the optimizer has stepped."""
+    optimizer._opt_called = True
 
 
 def on_every_step(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-    """Have these called around every optimizer's step; returns what takes them away again."""
+    """Call these around every optimizer's step; returns a function that removes them."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
@@ -127,7 +156,7 @@ def raw_stream(index: int) -> int:
 
 
 def on_every_backward(around: Callable[..., Any]) -> Callable[[], None]:
-    """Have `around(backward, *args, **kwargs)` called for every backward pass; returns what takes it away again.
+    """Call `around(backward, *args, **kwargs)` for every backward pass; returns a function that removes it.
 
     `Tensor.backward` looks `torch.autograd.backward` up when it is called, so one place is enough.
     """
@@ -135,7 +164,7 @@ def on_every_backward(around: Callable[..., Any]) -> Callable[[], None]:
 
 
 def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put `around(original, *args, **kwargs)` in a module function's place; returns what puts the original back."""
+    """Replace a module's function by `around(original, *args, **kwargs)`; returns a function that restores it."""
     original = getattr(owner, name)
     lost = False
 
@@ -146,7 +175,7 @@ def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Calla
     def restore() -> None:
         nonlocal lost
         lost = True
-        # Somebody else's replacement of ours stays, and comes through.
+        # If somebody has replaced our function, theirs stays and calls the original through ours.
         if getattr(owner, name) is replaced:
             setattr(owner, name, original)
 
@@ -155,7 +184,7 @@ def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Calla
 
 
 def reducer_group(model: Any, group: dist.ProcessGroup) -> None:
-    """Have the reducer of torch's DistributedDataParallel exchange its buckets over `group`, of the same ranks."""
+    """Make the reducer of torch's DistributedDataParallel use `group` (of the same ranks) for its buckets."""
     model.reducer._update_process_group(group)
 
 
@@ -189,7 +218,7 @@ def caller_module(depth: int) -> str:
 
 
 def on_every_forward(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-    """Have these called around the forward of every module; returns what takes them away again."""
+    """Call these around the forward of every module; returns a function that removes them."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
@@ -202,7 +231,7 @@ def on_every_forward(before: Callable[..., None], after: Callable[..., None]) ->
 
 
 def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
-    """Have `callback` called whenever torch.compile starts to trace a frame; returns what takes it away again."""
+    """Call `callback` whenever torch.compile starts to trace a frame; returns a function that removes it."""
     from torch._dynamo.callback import callback_handler
 
     callback_handler.register_start_callback(callback)
@@ -211,7 +240,7 @@ def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
 
 @contextmanager
 def not_compiling() -> Iterator[None]:
-    """Take down the sign that torch.compile is at work: it is the whole process's, and optimizers round by it."""
+    """Clear the process-wide flag that torch.compile is tracing: optimizers compute differently under it."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = False
     try:
@@ -221,9 +250,44 @@ def not_compiling() -> Iterator[None]:
 
 
 def is_optimized_module(module: Any) -> bool:
-    """Whether this is what `torch.compile(module)` returns."""
+    """Whether this is the result of `torch.compile(module)`."""
     kind = type(module)
     return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, without importing them."""
+    return type(tensor).__name__ == "DTensor" or hasattr(tensor, "_local_tensor")
+
+
+def ddp_ignored(module: Any) -> bool:
+    """Whether the module has a list of parameters that torch's DDP is to ignore."""
+    return bool(getattr(module, "_ddp_params_and_buffers_to_ignore", None))
+
+
+_GETTERS = """
+shape dtype device layout ndim is_leaf is_sparse is_cuda is_cpu is_meta is_quantized is_mkldnn itemsize nbytes grad_fn
+retains_grad requires_grad grad _version output_nr _backward_hooks _post_accumulate_grad_hooks is_mps is_sparse_csr
+is_nested is_xpu
+"""
+_METHODS = """
+size dim ndimension numel nelement stride element_size is_contiguous is_floating_point is_complex get_device
+storage_offset is_same_size register_hook register_post_accumulate_grad_hook requires_grad_ __len__ __hash__ is_signed
+is_inference
+"""
+
+
+def metadata_functions() -> frozenset[Any]:
+    """The functions, as `__torch_function__` gets them, that read no values of a tensor."""
+    functions: set[Any] = set()
+    for name in _GETTERS.split():
+        attribute = getattr(torch.Tensor, name, None)
+        if hasattr(attribute, "__get__"):
+            functions.add(attribute.__get__)  # type: ignore[union-attr]
+    for name in ("grad", "requires_grad", "_backward_hooks"):
+        functions |= {getattr(torch.Tensor, name).__set__, getattr(torch.Tensor, name).__delete__}
+    functions |= {getattr(torch.Tensor, name) for name in _METHODS.split() if hasattr(torch.Tensor, name)}
+    return frozenset(functions | {torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size})
 
 
 __all__ = ["FileStore", "GradBucket", "NoSubclasses", "PrefixStore", "Store", "TCPStore", "rendezvous"]

@@ -1,4 +1,4 @@
-"""Models and optimizers of the equality table, small enough for seconds and odd enough to tell."""
+"""Small models and optimizers of the equality table."""
 
 from collections.abc import Callable
 from typing import Any

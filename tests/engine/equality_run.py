@@ -1,4 +1,4 @@
-"""Runs rows of the equality table on real ranks, in both ways, and says what differs."""
+"""Run rows of the equality table on real ranks, with torch DDP and with `attach`, and report differences."""
 
 import contextlib
 import gc

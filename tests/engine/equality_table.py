@@ -1,4 +1,4 @@
-"""The table of loops: a row is a function of a `Run`, filed by a decorator; and the plain loop that most rows vary."""
+"""The equality table: a row is a training loop registered by a decorator; and the plain loop that most rows vary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

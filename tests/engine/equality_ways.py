@@ -1,4 +1,4 @@
-"""The two ways in which a loop is run, torch DDP and `syncline.attach`, and what a run of it saw."""
+"""The two ways to run a loop, torch DDP and `syncline.attach`, and the record of a run."""
 
 import gc
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`slow_exchange:slow(ms=4)`: all-reduce whose answers come late, so that a missing wait shows as a stale value."""
+"""`slow_exchange:slow(ms=4)`: an all-reduce with late answers, so that a missing wait shows as a stale value."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""`attach` on some of the ranks: a group of its own, and one dimension of a device mesh."""
+"""`attach` on some of the ranks: another process group, and one dimension of a device mesh."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def rows_and_columns(rank: int, world: int) -> dict[str, Any]:
     return {"refused": refused, "row": train(rank, mesh["data"], FEW), "column": train(rank, mesh["pipe"], FEW)}
 
 
-def test_a_dimension_of_a_mesh_and_not_all_of_it() -> None:
+def test_one_dimension_of_a_mesh() -> None:
     found = run_ranks(rows_and_columns, 4)
     for rank, seen in enumerate(found):
         assert seen["refused"] == "a mesh of 2 dimensions was given: name one, mesh['pipe'], mesh['data']"

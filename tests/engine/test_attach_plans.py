@@ -1,4 +1,4 @@
-"""`attach` with a plan: read from a file, with units that are mostly frozen, and never beside `compress="auto"`."""
+"""`attach` with a plan: from a file, with frozen parameters, and refused with `compress="auto"`."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def mostly_frozen(rank: int, world: int, codec: str, partitions: int) -> dict[st
     return seen
 
 
-def test_a_unit_that_is_frozen_but_for_fewer_values_than_it_has_parts() -> None:
+def test_a_unit_with_fewer_trained_values_than_parts() -> None:
     cut, whole = (run_ranks(mostly_frozen, 2, "none", partitions) for partitions in (PARTS, 1))
     for seen in cut:
         assert seen["launches"] == [3], "a part a value"
@@ -70,7 +70,7 @@ def test_a_unit_that_is_frozen_but_for_fewer_values_than_it_has_parts() -> None:
         assert seen["values"] == whole[0]["values"], "bit for bit, cut or not"
 
 
-def test_what_frozen_parameters_are_owed_waits_for_them() -> None:
+def test_residuals_of_frozen_parameters_are_kept() -> None:
     first, second = run_ranks(mostly_frozen, 2, "topk(0.2)", PARTS)
     assert first["values"] == second["values"]
     for seen in (first, second):
@@ -83,7 +83,7 @@ def from_a_file(rank: int, world: int, path: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     sync = syncline.attach(model, optimizer, plan=path)
     train(rank, model, optimizer, 0, 8)
-    seen = {"hash": sync.plan.hash, "order": [launch.part for launch in sync._order], "values": values(model)}
+    seen = {"hash": sync.plan.hash, "order": [launch.part for launch in sync._running.order], "values": values(model)}
     assert sync.auto is None, "a given plan is not tuned"
     sync.close()
     return seen
@@ -114,7 +114,7 @@ def with_auto(rank: int, world: int, options: dict[str, Any]) -> str:
         ({"compress": "int8", "plan": "plan.toml"}, "leave compress and exchange out"),
     ],
 )
-def test_what_contradicts_itself_is_refused(options: dict[str, Any], says: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, Any], says: str) -> None:
     # One rank alone chooses nothing, and must not hide the mistake.
     (text,) = run_ranks(with_auto, 1, options)
     assert says in text

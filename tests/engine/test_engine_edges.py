@@ -1,4 +1,4 @@
-"""Loops that DDP cannot run or does not see: several backwards over one forward, buffers put anew, other parameters."""
+"""Loops that DDP cannot run: several backwards over one forward, replaced buffers, parameters of no model."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine.inflight import tickets as pending
+from syncline.engine.inflight import tickets
 from syncline.plan import default_plan
 
 
@@ -68,13 +68,13 @@ def edges(rank: int, world: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     sync.wait()
-    assert not pending._tickets, "nothing is remembered for ever"
+    assert not tickets._tickets, "no tensor stays marked"
     seen["others"] = flat(model)
     sync.close()
     return seen
 
 
-def test_edges() -> None:
+def test_unusual_loops_keep_replicas_equal() -> None:
     first, second = run_ranks(edges, 2)
     assert first == second
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a run: ranks that die, stop, err or hang; broken gradients; plans that differ; ends.
+"""Faults: ranks that die, stop, raise or hang; broken gradients; plans that differ; the end of a script.
 
 Every lost or stuck rank becomes a `PeerError` with its name on every other rank, within the timeout and the seconds
 that it takes to look around. Each test asserts that its fault fired.
@@ -203,7 +203,7 @@ def test_a_stuck_rank_is_named_by_all_others() -> None:
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_an_error_in_a_rank_is_told_to_all_others(caught: bool) -> None:
+def test_an_error_in_a_rank_reaches_all_others(caught: bool) -> None:
     told, (_, codes) = lose(None, "raise", 3, caught=caught)
     assert [message[0] for message in told[ODD]] == ["fired", "ended"]
     assert told[ODD][1][1:3] == ("ValueError", "the user's own code is broken")
@@ -211,7 +211,7 @@ def test_an_error_in_a_rank_is_told_to_all_others(caught: bool) -> None:
     check_survivors(told, codes, "ended with ValueError: the user's own code is broken", within=TIMEOUT)
 
 
-def test_an_error_in_a_codec_stays_itself_and_is_told_to_all_others() -> None:
+def test_an_error_in_a_codec_is_unchanged_and_reaches_all_others() -> None:
     told, (_, codes) = lose(f"{__name__}:raises(at=3)", "codec", 3)
     assert told[ODD][0][:3] == ("ended", "ValueError", "the user's codec is broken")
     check_survivors(told, codes, "ended with ValueError: the user's codec is broken", within=TIMEOUT)
@@ -313,11 +313,11 @@ def misfits(rank: int, world: int) -> dict[str, Any]:
 
 def test_plans_and_models_that_differ_are_an_error_on_every_rank() -> None:
     done = run_ranks(misfits, 3)
-    options = "attach's seed, sentinel, buffers, tune or auto differ between the ranks: ranks 1, 2 not as rank 0 has it"
+    options = "attach's seed, sentinel, buffers, tune or auto differ between the ranks: ranks 1, 2 not as on rank 0"
     for d in done:
         assert d["said"] == {
-            "plans": "plans differ between the ranks: rank 1 not as rank 0 has it",
-            "models": "the models' parameters differ between the ranks: rank 2 not as rank 0 has it",
+            "plans": "plans differ between the ranks: rank 1 not as on rank 0",
+            "models": "the models' parameters differ between the ranks: rank 2 not as on rank 0",
             "seeds": options,
             "sentinels": options,
         }
@@ -339,7 +339,7 @@ def twice(rank: int, world: int, between: bool) -> dict[str, Any]:
             sync.close()
             done = {
                 "threads": ours(),
-                "patched": [n for n in ("step", "zero_grad", "state_dict", "_syncline") if n in vars(optimizer)],
+                "patched": [n for n in ("step", "zero_grad", "state_dict", "syncline_engine") if n in vars(optimizer)],
                 "hooks": [bool(p._backward_hooks or p._post_accumulate_grad_hooks) for p in net.parameters()],
                 "types": {type(p).__name__ for p in net.parameters()} | {type(optimizer.state).__name__},
                 "module hooks": len(net._forward_pre_hooks),
@@ -359,7 +359,7 @@ def once_and_twice(rank: int, world: int) -> list[dict[str, Any]]:
     return [twice(rank, world, False), twice(rank, world, True)]
 
 
-def test_close_gives_everything_back_and_attach_goes_on() -> None:
+def test_close_restores_everything_and_attach_works_again() -> None:
     for once, again in run_ranks(once_and_twice, 2):
         assert again["threads"] == []
         assert again["patched"] == []

@@ -1,4 +1,4 @@
-"""The engine over NCCL: ranks on one device, told apart as hosts. Dense attach is DDP, codecs are lockstep."""
+"""The engine over NCCL with several ranks on one device: dense attach matches DDP, codecs match lockstep."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Codec state goes to another plan, another codec and another number of ranks, and what is owed is paid."""
+"""Codec state is kept for another plan, another codec and another number of ranks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients to which autograd gave one memory, or whose memory it reads once more: ours are overwritten, theirs not."""
+"""Gradients whose memory autograd shares or reads again: the engine must not overwrite that memory."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def errors(rank, world, codec):
 
 
 @pytest.mark.parametrize(("codec", "most"), [("none", 1e-6), ("bf16", 0.005)])
-def test_what_others_still_use_is_not_overwritten(codec, most):
+def test_shared_memory_is_not_overwritten(codec, most):
     for worst, shared in run_ranks(errors, 2, codec):
         assert shared, "autograd has given one memory to two gradients"
         assert worst < most

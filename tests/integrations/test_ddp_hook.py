@@ -1,4 +1,4 @@
-"""`syncline.ddp_hook` on torch's DDP: dense is DDP to the bit, codecs are lockstep, state survives."""
+"""`syncline.ddp_hook` on torch's DDP: dense matches DDP bit for bit, codecs match lockstep, state is kept."""
 
 import gc
 import io
@@ -119,7 +119,7 @@ def dense(rank: int, world: int) -> dict[str, bool]:
     return same
 
 
-def test_dense_is_ddp_to_the_bit() -> None:
+def test_dense_matches_ddp_bit_for_bit() -> None:
     for same in run_ranks(dense, 2, timeout=100):
         assert all(same.values()), same
 
@@ -158,14 +158,14 @@ def spied(rank: int, world: int) -> bytes:
         kept = state.state_dict(model)
         public = {name: names[id(p)] for name, p in model.module.named_parameters()}
         kept = {f"{public[k.rpartition('.')[0]]}.{k.rpartition('.')[2]}": t for k, t in kept.items() if "step" not in k}
-        done[spec] = {"steps": steps, "state": kept, "carrier": state._wire.carrier}
+        done[spec] = {"steps": steps, "state": kept, "carrier": state._exchange.pattern}
         state.close()
     file = io.BytesIO()
     torch.save(done, file)
     return file.getvalue()
 
 
-def test_codecs_are_lockstep_through_another_bucket_layout() -> None:
+def test_codecs_match_lockstep_when_ddp_changes_its_buckets() -> None:
     did = [torch.load(io.BytesIO(data), weights_only=True) for data in run_ranks(spied, 2, timeout=100)]
     for spec in SPECS:
         mine = [d[spec] for d in did]
@@ -246,7 +246,7 @@ def resumed(rank: int, world: int) -> dict[str, bool]:
     return same
 
 
-def test_a_saved_state_goes_on_to_the_bit() -> None:
+def test_a_saved_state_resumes_bit_for_bit() -> None:
     for same in run_ranks(resumed, 2, timeout=100):
         assert all(same.values()), same
 
@@ -297,7 +297,7 @@ def edges(rank: int, world: int) -> None:
         syncline.ddp_hook("topkk")
 
 
-def test_broken_steps_and_refusals() -> None:
+def test_broken_steps_and_refused_options() -> None:
     run_ranks(edges, 2, timeout=60)
 
 

@@ -1,4 +1,4 @@
-"""The hook and the wrapper over NCCL: two ranks on one device, told apart as two hosts."""
+"""The hook and the wrapper over NCCL: two ranks on one device that NCCL sees as two hosts."""
 
 import os
 import tempfile
@@ -38,7 +38,7 @@ def train(rank: int, wrap: Any) -> tuple[dict[str, Tensor], float]:
         optimizer.zero_grad()
     seen = {name: p.detach().clone() for name, p in model.named_parameters()}
     if isinstance(wrapped, syncline.DistributedDataParallel):
-        assert optimizer._syncline is wrapped.sync
+        assert optimizer.syncline_engine is wrapped.sync
         wrapped.close()
     return seen, float(loss)
 

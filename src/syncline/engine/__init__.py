@@ -1,4 +1,4 @@
-"""The engine: when. Hooks, launch order, threads and streams, waits and state; see docs/engine.md."""
+"""The engine: when gradients are exchanged and parameters updated; see docs/engine.md."""
 
 from syncline.engine.attach import attach
 from syncline.engine.sync import Sync

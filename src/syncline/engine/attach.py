@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from syncline._compat import is_dtensor
+from syncline.engine.process_groups import Groups, parent_group, timeout_of
 from syncline.engine.sync import Sync
-from syncline.plan import Plan
+from syncline.engine.tuning.choose import allowed_codecs
+from syncline.errors import UsageError
+from syncline.plan import Plan, Shape, default_plan
+from syncline.plan import load as load_plan
 from syncline.trace import Recorder
 from syncline.trace.record.environment import record_attached
 
@@ -20,7 +26,7 @@ def attach(
     compress: str | None = None,
     plan: Plan | str | Path | None = None,
     exchange: str | None = None,
-    process_group: Any = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     buffers: bool = True,
     update: str | None = None,
     timeout: float | None = None,
@@ -30,43 +36,102 @@ def attach(
     workers: int = 3,
     tune: bool = True,
 ) -> Sync:
-    """Train `model` data-parallel: its gradients are averaged over the ranks, and `optimizer` steps as they arrive.
+    """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
-    Call it once on every rank, after the model is on its device. Parameters and buffers start as rank 0 has them. The
-    loop stays as it is; `optimizer.step()` returns at once and whatever touches a parameter waits for its update.
+    Call it once on every rank, after the model is on its device. Parameters and buffers start with rank 0's values. The
+    training loop stays as it is: `optimizer.step()` returns at once, and code that reads a parameter waits for its
+    update.
 
-    optimizer: one or several optimizers of the model; with None, call `sync.wait()` before you read gradients.
-    compress: a codec, `"powersgd(rank=4) | bf16"`; None sends gradients as they are; "auto" measures and chooses.
-    plan: a `Plan` or the path of one, instead of compress and exchange.
-    exchange: who talks to whom, `"ring"`; by default the codec's own.
-    process_group: a group or one dimension of a DeviceMesh; by default all ranks.
-    buffers: send rank 0's buffers (BatchNorm statistics) after every backward pass.
-    update: "unit" or "whole" steps; by default whole only for optimizers that may look at all parameters at once.
-    timeout: seconds after which a peer that does not come is an error; by default the group's.
-    tune: time a few early steps without overlap, and find the launch order for this job (on a GPU whose host is the
-        bound, larger units too); not with a plan.
-    sentinel: every so many steps, check that replicas are equal and residuals small; 0 never.
-    recorder: where spans are recorded; by default the process's own, which `trace.start()` or SYNCLINE_TRACE turn on.
-    seed: of codecs that draw random numbers; must be the same on all ranks.
-    workers: threads that encode and exchange, on the CPU.
+    Args:
+        model: The model; all its floating-point parameters are averaged. It must be on one CPU or CUDA device.
+        optimizer: The optimizer of its parameters, or several of them. None: step it yourself after `sync.wait()`.
+        compress: A codec spec such as `"powersgd(rank=4) | bf16"`. None sends gradients uncompressed. `"auto"` measures
+            the job and chooses; `"auto(int8, topk(ratio=0.01))"` chooses from these lossy codecs.
+        plan: A `Plan`, or the path of a plan file. It names codecs and exchanges, so leave out those options.
+        exchange: The communication pattern, such as `"ring"`. None: the codec's default.
+        process_group: A process group, or one dimension of a DeviceMesh. None: all ranks.
+        buffers: Send rank 0's buffers (BatchNorm statistics) to all ranks after every backward pass.
+        update: `"unit"`: update each unit as soon as its gradients are averaged. `"whole"`: step all parameters at
+            once. None: `"whole"` only for optimizers that may need all parameters at once.
+        timeout: Seconds after which a peer that does not take part in an exchange is an error. None: the group's.
+        sentinel: Check every this many steps that replicas are equal and residuals small. 0: never.
+        recorder: Receives the engine's spans. None: the process's recorder (see `trace.start`, SYNCLINE_TRACE).
+        seed: Seed of codecs that draw random numbers; the same on all ranks.
+        workers: Threads that run launches on a CPU; CUDA uses streams instead.
+        tune: Time a few early steps without overlap and find the best launch order for this job (and, on a GPU that
+            waits for its host, larger units). Not with `plan`.
+
+    Returns:
+        The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.
     """
+    parent = parent_group(process_group)
+    groups = Groups(parent, timeout_of(parent, timeout))
+    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point()]
+    if not named:
+        raise UsageError("the model has no floating-point parameters: there is nothing to train")
+    device = _device_of([p for _, p in named])
+    shapes = [Shape(name, tuple(p.shape), p.dtype) for name, p in named]
+    allowed = None if compress is None else allowed_codecs(compress, device=device.type)
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     sync = Sync(
         model,
         list(optimizers),
-        compress=compress,
-        plan=plan,
-        exchange=exchange,
-        process_group=process_group,
+        groups=groups,
+        device=device,
+        plan=_first_plan(
+            plan, shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=groups.world
+        ),
+        shapes=shapes,
+        allowed=allowed,
+        tune=allowed is not None or (tune and plan is None),
         buffers=buffers,
         update=update,
-        timeout=timeout,
         sentinel=sentinel,
         recorder=recorder,
         seed=seed,
         workers=workers,
-        tune=tune,
     )
     if recorder is None:
         record_attached(model, list(optimizers))  # SYNCLINE_TRACE
     return sync
+
+
+def _device_of(parameters: Sequence[Tensor]) -> torch.device:
+    """The device of all parameters, if the engine can train there."""
+    devices = {p.device for p in parameters}
+    if len(devices) > 1:
+        raise UsageError(
+            f"the model is on several devices ({', '.join(sorted(map(str, devices)))}): attach each part by itself"
+        )
+    device = devices.pop()
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the model is on '{device}': move it to a CPU or CUDA device before attach")
+    if any(is_dtensor(p) for p in parameters):
+        raise UsageError("the model has DTensor parameters (FSDP, tensor parallel): attach works on plain replicas")
+    return device
+
+
+def _first_plan(
+    plan: Plan | str | Path | None,
+    shapes: Sequence[Shape],
+    *,
+    compress: str | None,
+    exchange: str | None,
+    auto: bool,
+    world: int,
+) -> Plan:
+    """The plan of the first steps. `auto`: the final one is found later, and may not be restricted by the user."""
+    if auto and plan is not None:
+        raise UsageError("compress='auto' finds a plan, and one was given: leave compress out, or the plan")
+    if auto and exchange is not None:
+        raise UsageError(
+            f"compress='auto' chooses exchanges, and '{exchange}' was given: leave exchange out, or name a codec"
+        )
+    if plan is None:
+        made = default_plan(shapes, compress=None if auto else compress, exchange=exchange)
+    elif compress is not None or exchange is not None:
+        raise UsageError("a plan names codecs and exchanges itself: leave compress and exchange out")
+    else:
+        made = plan if isinstance(plan, Plan) else load_plan(plan)
+    made.check(shapes, world=max(2, world))
+    return made

@@ -1,7 +1,7 @@
-"""The engine's own process groups: one a round of communication, and one (Gloo, on the host) to agree about things.
+"""The engine's own process groups: one per round of communication, and a Gloo group on the host for agreements.
 
-The user's groups are never used, so the user's collectives and the engine's cannot meet. Groups are made once for a
-parent group and given from one engine to the next: all ranks ask in the same order.
+The user's groups are never used, so the user's collectives cannot mix with the engine's. Groups are made once per
+parent group and passed from one engine to the next; all ranks ask for them in the same order.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ _free: _Pool = weakref.WeakKeyDictionary()
 _free_slim: _Pool = weakref.WeakKeyDictionary()
 _free_control: _Pool = weakref.WeakKeyDictionary()
 SLIM_BYTES_PER_S = 1.5e9
-"""A slower link needs no more than one of NCCL's channels. Each takes a share of a GPU for as long as messages last."""
+"""On a slower link one NCCL channel is enough. Each channel takes a share of the GPU while messages are sent."""
 
 
-def parent_group(given: Any) -> dist.ProcessGroup:
-    """The process group meant by a group, a one-dimensional DeviceMesh, or None (all ranks)."""
+def parent_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    """The process group for a group, a one-dimensional DeviceMesh, or None (all ranks)."""
     if not dist.is_available() or not dist.is_initialized():
         raise UsageError(
             "attach needs a process group: call torch.distributed.init_process_group() first, as under torchrun"
@@ -49,7 +49,7 @@ def parent_group(given: Any) -> dist.ProcessGroup:
 
 @dataclass(eq=False)
 class Groups:
-    """Process groups of one engine, and what is agreed over them."""
+    """The process groups of one engine, and small collectives over them."""
 
     parent: dist.ProcessGroup
     timeout: float
@@ -59,21 +59,21 @@ class Groups:
 
     @property
     def ranks(self) -> list[int]:
-        """The members' ranks among all."""
+        """The global ranks of the members."""
         return dist.get_process_group_ranks(self.parent)
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank within the group."""
         return dist.get_rank(self.parent)
 
     @property
     def world(self) -> int:
-        """How many ranks exchange gradients."""
+        """The number of ranks that exchange gradients."""
         return dist.get_world_size(self.parent)
 
     def open(self, rounds: int) -> None:
-        """Have groups for so many rounds."""
+        """Have groups for this many rounds."""
         if self.control is None:
             self.control = self._take(_free_control, "gloo")
         while len(self.rounds) < rounds:
@@ -84,14 +84,14 @@ class Groups:
         return _free_slim if self.slim else _free
 
     def fit(self, bytes_per_s: float) -> None:
-        """Let go of groups that take more of a GPU than a slow link needs, or too little for a fast one."""
+        """Use groups with one NCCL channel on a slow link, and groups with all channels on a fast one."""
         slim = bytes_per_s < SLIM_BYTES_PER_S
         if dist.get_backend(self.parent) == "nccl" and slim != self.slim:
             self._leave_rounds()
             self.slim = slim
 
     def close(self) -> None:
-        """Leave the groups to the next engine."""
+        """Leave the groups for the next engine."""
         self._leave_rounds()
         if self.control is not None:
             _free_control.setdefault(self.parent, {}).setdefault(self.timeout, []).append(self.control)
@@ -102,24 +102,23 @@ class Groups:
         self.rounds = []
 
     def cut(self) -> None:
-        """End what is under way on the host, on every rank; the groups cannot be used any more."""
+        """Abort what is in flight on the host, on every rank; the groups cannot be used any more."""
         for group in self.rounds:
             cut_gloo(group)
 
     def _backend(self) -> str | None:
-        """The parent's, where it is a group by itself; torch would take the default group's."""
+        """The parent's backend, if it is not the default group; torch would use that of the default group."""
         return None if self.parent is world_group() else str(dist.get_backend(self.parent))
 
-    def _take(self, pool: Any, backend: str | None) -> dist.ProcessGroup:
+    def _take(self, pool: _Pool, backend: str | None) -> dist.ProcessGroup:
         free = pool.setdefault(self.parent, {}).setdefault(self.timeout, [])
         if free:
-            group: dist.ProcessGroup = free.pop(0)
-            return group
+            return free.pop(0)
         slim = self.slim and pool is not _free_control
         return new_group(self.ranks, timeout=timedelta(seconds=self.timeout), backend=backend, slim=slim)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Every rank's values, one row a rank; on the host."""
+        """Every rank's values, one row per rank; on the host."""
         rows = [torch.empty_like(values) for _ in range(self.world)]
         dist.all_gather(rows, values.contiguous(), group=self.control)
         return torch.stack(rows)
@@ -130,7 +129,7 @@ class Groups:
         rows = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
         odd = [self.ranks[r] for r in range(self.world) if not torch.equal(rows[r], rows[0])]
         if odd:
-            raise UsageError(f"{what} differ between the ranks: {names_of(odd)} not as rank {self.ranks[0]} has it")
+            raise UsageError(f"{what} differ between the ranks: {names_of(odd)} not as on rank {self.ranks[0]}")
 
     def text_of_rank_0(self, text: str) -> str:
         """Rank 0's text, on every rank."""
@@ -143,14 +142,14 @@ class Groups:
         return bytes(content.tolist()).decode()
 
     def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-        """Rank 0's values for all, in one message a dtype."""
+        """Overwrite the tensors with rank 0's values, in one message per dtype."""
         for flat, members in flattened(tensors):
             dist.broadcast(flat, src=self.ranks[0], group=group or self.rounds[0])
             spread(flat, members)
 
 
 def flattened(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
-    """One flat copy a dtype, with its members."""
+    """One flat copy per dtype and device, with its members."""
     kinds: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -158,14 +157,14 @@ def flattened(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
 
 
 def spread(flat: Tensor, members: Sequence[Tensor]) -> None:
-    """Copy a flat tensor's parts back."""
+    """Copy the parts of a flat tensor back to its members."""
     with torch.no_grad():
         for part, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True):
             tensor.copy_(part.view(tensor.shape))
 
 
 def timeout_of(group: dist.ProcessGroup, given: float | None) -> float:
-    """Seconds that a collective may take: as given, else as the parent group has it."""
+    """The timeout of a collective in seconds: as given, else the parent group's."""
     if given is None:
         return group_timeout(group)
     if given <= 0:
@@ -174,5 +173,5 @@ def timeout_of(group: dist.ProcessGroup, given: float | None) -> float:
 
 
 def names_of(ranks: Sequence[int]) -> str:
-    """`rank 2`, or `ranks 2, 3`."""
+    """Ranks for a message: `rank 2`, or `ranks 2, 3`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -118,16 +118,23 @@ class EngineView(WatchedEngine, Protocol):
     recorder: Recorder
     rank: int
     world: int
-    plan: Plan
     shapes: Sequence[Shape]
     """All parameters, in the model's order."""
     slots: Sequence[Slot]
     """The same parameters at run time."""
-    units: Sequence[UnitRun]
-    """The plan's units of parameters that train now."""
-    links: Mapping[str, list[Link]]
-    """For every exchange in the plan, one link per round of communication."""
     executor: Executor
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use."""
+
+    @property
+    def units(self) -> Sequence[UnitRun]:
+        """The plan's units of parameters that train now."""
+
+    @property
+    def links(self) -> Mapping[str, list[Link]]:
+        """For every exchange in the plan, one link per round of communication."""
 
     def wait(self) -> None:
         """Return when nothing is in flight."""

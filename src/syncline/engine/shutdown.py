@@ -1,4 +1,4 @@
-"""Closing what nobody closed: when the script ends, and when the garbage collector finds it (on any thread)."""
+"""Close engines that the user did not close: at the end of the script, or when the garbage collector finds them."""
 
 import atexit
 import logging
@@ -6,47 +6,53 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from syncline.engine.sync import Sync
+from typing import Any, Protocol
 
 _log = logging.getLogger("syncline")
-_open: "weakref.WeakSet[Sync]" = weakref.WeakSet()
 
 
-def close_at_exit(sync: "Sync") -> None:
-    """See to it that an engine is closed when the script ends."""
-    _open.add(sync)
+class Closable(Protocol):
+    """An engine that is closed when the script ends."""
+
+    def close_at_exit(self, reason: BaseException | None) -> None:
+        """The script ends, with this error if it raised one."""
+
+
+_open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+
+
+def close_at_exit(engine: Closable) -> None:
+    """Close the engine when the script ends."""
+    _open.add(engine)
     atexit.unregister(_close_all)
-    atexit.register(_close_all)  # again, so that it comes before what ends the heartbeats
+    atexit.register(_close_all)  # again, so that it runs before heartbeats end
 
 
-def forget(sync: "Sync") -> None:
-    """It was closed: nothing is left to do at the end."""
-    _open.discard(sync)
+def forget(engine: Closable) -> None:
+    """The engine was closed: there is nothing left to do at exit."""
+    _open.discard(engine)
 
 
 def _close_all() -> None:
-    """A script that ends without `close` still gets its last update, and leaves no thread in torch's way."""
+    """A script that ends without `close` still gets its last update, and leaves no thread running."""
     reason = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    for sync in list(_open):
+    for engine in list(_open):
         try:
-            sync._close(reason, leave=True)
+            engine.close_at_exit(reason)
         except Exception as error:
             _log.warning("syncline: at exit: %s", error)
 
 
-def close_when_gone(owner: Any, close: Callable[[], None]) -> "weakref.finalize[..., Any]":
-    """Call `close` when `owner` is no more; it must not refer to `owner`, and must be safe to call twice.
+def close_when_collected(owner: Any, close: Callable[[], None]) -> "weakref.finalize[..., Any]":
+    """Call `close` when `owner` is garbage-collected; it must not refer to `owner`, and may be called twice.
 
-    The collector may run on a thread that `close` would wait for: then a thread of its own closes.
+    The collector may run on a thread that `close` would wait for: then another thread closes.
     """
 
-    def let_go() -> None:
+    def collected() -> None:
         if threading.current_thread().name.startswith("syncline-"):
             threading.Thread(target=close, name="syncline-closing", daemon=True).start()
         else:
             close()
 
-    return weakref.finalize(owner, let_go)
+    return weakref.finalize(owner, collected)

@@ -1,12 +1,12 @@
-"""The engine: gradients leave as they become ready, parameters are updated as they come back, touches wait.
+"""`Sync`, the engine that `attach` returns: what users call, and the wiring of its parts.
 
 A step, as the engine sees it:
 
-    a parameter's gradient is accumulated     its unit counts down
-    a unit is complete                        its launches may go, in the plan's order
-    backward ends                             who did not take part is found out; buffers are sent
-    p.grad is touched                         wait for that unit's exchange
-    optimizer.step()                          states are committed; each unit is updated as its gradients arrive
+    a parameter's gradient is accumulated     its unit counts down (backward.py)
+    a unit is complete                        the executor runs its launches in the plan's order
+    backward ends                             ranks agree on unused parameters; buffers are sent
+    p.grad is touched                         wait for that unit's exchange (inflight/)
+    optimizer.step()                          codec states are committed; each unit is updated as its gradients arrive
     a parameter is touched                    wait for its update
 """
 
@@ -14,31 +14,27 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from syncline import exchange
-from syncline._compat import after_backward, in_nested_backward
+from syncline.engine.backward import Backward
+from syncline.engine.executors.serial import SerialExecutor
+from syncline.engine.executors.threads import ThreadExecutor
 from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.health.sentinel import Sentinel
-from syncline.engine.inflight import tickets as pending
-from syncline.engine.inflight.buffers import send
-from syncline.engine.inflight.compiled import Compiled
-from syncline.engine.inflight.unused import Usage
-from syncline.engine.launch.batches import Where
-from syncline.engine.launch.units import Exchanged, Slot, UnitRun, units_of
+from syncline.engine.inflight.compiled import CompiledCode
+from syncline.engine.inflight.in_flight import InFlight
+from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.step import Stepper
-from syncline.engine.process_groups import Groups, parent_group, timeout_of
-from syncline.engine.protocols import StepObserver, Ticket
-from syncline.engine.setup import agree, first_plan, make_executor, one_device, rounds_in
+from syncline.engine.process_groups import Groups
+from syncline.engine.protocols import Executor, StepObserver, Ticket
+from syncline.engine.running_plan import RunningPlan
 from syncline.engine.shutdown import close_at_exit, forget
-from syncline.engine.state import States, flat_state, gathered, read_state
-from syncline.engine.tuning.choose import allowed_codecs
+from syncline.engine.step_state import Phase, StepState
 from syncline.engine.tuning.tuner import Tuner
-from syncline.errors import UsageError
+from syncline.exchange import Link
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
 from syncline.trace.record.recorder import process_recorder
@@ -47,412 +43,277 @@ _log = logging.getLogger("syncline")
 
 
 class Sync:
-    """What `attach` returns: the engine of one model. `wait`, `no_sync`, `state_dict` and `close` are for you."""
+    """The engine of one model. `wait`, `no_sync`, `state_dict`, `load_state_dict`, `replan` and `close` are for users.
+
+    The other public names are for the engine's own parts (see `engine/protocols.py`).
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         *,
-        compress: str | None,
-        plan: Plan | str | Path | None,
-        exchange: str | None,
-        process_group: Any,
+        groups: Groups,
+        device: torch.device,
+        plan: Plan,
+        shapes: Sequence[Shape],
+        allowed: Sequence[str] | None,
+        tune: bool,
         buffers: bool,
         update: str | None,
-        timeout: float | None,
         sentinel: int,
         recorder: Recorder | None,
         seed: int,
         workers: int,
-        tune: bool,
     ) -> None:
-        self.model = model
-        parent = parent_group(process_group)
-        self.groups = Groups(parent, timeout_of(parent, timeout))
-        self.rank, self.world = self.groups.rank, self.groups.world
-        self.seed, self.step = seed, 0
-        self._named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
-        if not self._named:
-            raise UsageError("the model has no floating-point parameters: there is nothing to train")
-        self.device = one_device([p for _, p in self._named])
-        self.recorder = recorder or process_recorder(self.device)
+        """`attach` has checked the arguments. `allowed`: the codecs of "auto", None for the codecs of the plan."""
+        self.model, self.groups, self.device = model, groups, device
+        self.rank, self.world = groups.rank, groups.world
+        self.step = 0
+        self.shapes = shapes
+        parameters = dict(model.named_parameters())
+        named = [(shape.name, parameters[shape.name]) for shape in shapes]
+        self.slots: Sequence[Slot] = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(named)]
+        self.recorder = recorder or process_recorder(device)
         self._counted = recorder is None
-        self.shapes: Sequence[Shape] = [Shape(n, tuple(p.shape), p.dtype) for n, p in self._named]
-        allowed = None if compress is None else allowed_codecs(compress, device=self.device.type)
-        self.plan = first_plan(
-            plan, self.shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=self.world
-        )
-        self._open = self._outstanding = self._queued = self._syncing = False
         self._said: set[str] = set()
-        self._stepping = self._closed = self._exchanged = False
-        self._buffers = [b for b in model.buffers() if b.numel()] if buffers else []
-        self._buffers_sent: Any = None
-        self._usage: Usage | None = None
-        self._parked: States = {}
-        self.units: Sequence[UnitRun] = []
-        self.slots: Sequence[Slot] = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(self._named)]
-        self._active: list[bool] = []
-        self.sentinel = sentinel
+        self._state = StepState()
+        self._running = RunningPlan(plan, shapes, self.slots, groups)
+        self._in_flight = InFlight(self, self._state)
         self._sentinel = Sentinel(self, every=sentinel)
-        self._stepper = Stepper(self, update)
-        self.auto: Tuner | None = None
-        self._profile: StepObserver | None = None
+        self.auto = Tuner(self, allowed) if tune and self.world > 1 else None
+        self._backward = Backward(
+            self,
+            self._state,
+            self._in_flight,
+            self._running,
+            seed=seed,
+            buffers=buffers,
+            measure=self._sentinel.due,
+            began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
+        )
+        self.stepper = Stepper(
+            self,
+            self._state,
+            self._in_flight,
+            update=update,
+            finish_backward=self._backward.finish,
+            stepped=self._after_step,
+        )
         if self.world == 1:
             return
-        self._syncing = True
-        self._held: list[UnitRun] = []
-        self.executor: Any = None
-        self.auto = Tuner(self, allowed) if allowed is not None or (tune and plan is None) else None
-        self._compiled: Any = None
-        self._watched = PeerMonitor(self)
+        self._peers = PeerMonitor(self)
+        self.executor = self._make_executor(workers)
+        self._compiled: CompiledCode | None = None
         try:
-            self._start(optimizers, workers)
+            self._start(optimizers, f"{seed} {sentinel} {self._backward.buffers}")
         except BaseException as error:
-            self._let_go(error)
+            self._end(error)
             raise
         close_at_exit(self)
 
-    # -- what users call
+    # -- for users
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally: backward passes in this context exchange nothing."""
-        before, self._syncing = self._syncing, False
+        before, self._backward.exchanges = self._backward.exchanges, False
         try:
             yield
         finally:
-            self._syncing = before
+            self._backward.exchanges = before
 
     def wait(self) -> None:
-        """Return when everything in flight is done: gradients averaged, parameters updated, buffers there."""
-        if self.world == 1 or self._closed:
+        """Return when nothing is in flight: gradients are averaged, parameters updated, buffers received."""
+        if self.world == 1 or self.closed:
             return
-        self._finish_backward()
-        self._settle()
+        self._backward.finish()
+        self._in_flight.settle()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one a rank."""
+        """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one per rank."""
         self.wait()
-        return flat_state(self._states(), self.step)
+        return flat_state(self._running.states(), self.step)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`; any plan will do. For another world size, see `codecs.reshard`."""
+        """Continue from a `state_dict`, under any plan. For another world size, see `codecs.reshard`."""
         self.wait()
         states, self.step = read_state(state, {slot.name: slot.parameter for slot in self.slots})
-        self._parked = {n: {k: t.to(self.device) for k, t in s.items()} for n, s in states.items()}
-        if self.world > 1:
-            self._build(carry=False)
+        self._running.load({n: {k: t.to(self.device) for k, t in s.items()} for n, s in states.items()})
 
     def replan(self, plan: Plan) -> None:
-        """Go on with another plan; all ranks call this between the same two steps. State is carried over by name."""
+        """Continue with another plan; all ranks call this between the same two steps. Codec state is kept by name."""
         plan.check(self.shapes, world=max(2, self.world))
         if self.world == 1:
-            self.plan = plan
+            self._running.plan = plan
             return
         self.wait()
-        with self._watched.communicating("replan"):
+        with self.communicating("replan"), self.on_device():
             self.groups.agree(plan.hash, "plans")
-            self.plan = plan
-            self._open_groups()
-        self._build()
+            self._running.plan = plan
+            self._running.connect()
+        self._running.build()
 
-    def close(self) -> None:
-        """Finish what is in flight, give model and optimizers back as they were, end all threads."""
-        self._close(sys.exc_info()[1])
+    def close(self, *, reuse_groups: bool = True) -> None:
+        """Finish what is in flight, restore model and optimizers, end all threads.
 
-    def _close(self, reason: BaseException | None, *, leave: bool = False) -> None:
-        """`reason`: the error with which the user's code ends; `leave` what is in flight."""
-        if self._closed or self.world == 1:
-            self._closed = True
-            self._uncount()
+        `reuse_groups`: later engines may use this one's process groups, if all ranks close at the same point.
+        """
+        self._close(sys.exc_info()[1], leave=False, reuse_groups=reuse_groups)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+        return self._state.phase is Phase.CLOSED
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use."""
+        return self._running.plan
+
+    # -- closing
+
+    def close_at_exit(self, reason: BaseException | None) -> None:
+        """The script ends, with this error if it raised one."""
+        self._close(reason, leave=True, reuse_groups=True)
+
+    def _close(self, reason: BaseException | None, *, leave: bool, reuse_groups: bool) -> None:
+        """`reason`: the error with which the user's code ends; `leave`: do not finish what is in flight then."""
+        if self.closed or self.world == 1:
+            self._state.close()
+            self._leave_recorder()
             return
-        if reason is not None and (leave or self._open):
-            # Half a backward pass cannot be finished. The others learn why before they see that it fails.
-            self._watched.leave(reason)
+        if reason is not None and (leave or self._state.phase is Phase.BACKWARD):
+            # Half a backward pass cannot be finished. Peers get the reason before they see that it fails.
+            self._peers.leave(reason)
             self.executor.fail(reason)
         try:
             if self.executor.failure is None:
                 self.wait()
         finally:
-            self._let_go(reason)
-            if self.executor.failure is None:
+            self._end(reason)
+            if self.executor.failure is None and reuse_groups:
                 self.groups.close()
 
-    def _uncount(self) -> None:
-        """The process's recorder counts those that file their spans there."""
+    def _end(self, reason: BaseException | None) -> None:
+        """Restore everything and end all threads, without waiting."""
+        self._state.close()
+        self._leave_recorder()
+        self._backward.close()
+        self._in_flight.release()
+        self.stepper.restore()
+        if self._compiled is not None:
+            self._compiled.close()
+        self._peers.close(reason)
+        self.executor.close()
+        forget(self)
+
+    def _leave_recorder(self) -> None:
+        """The recorder of the process counts the engines that use it."""
         self.recorder.engines -= self._counted
         self._counted = False
 
-    def _let_go(self, reason: BaseException | None) -> None:
-        self._closed = True
-        self._uncount()
-        for slot in self.slots:
-            for hook in slot.hooks:
-                hook.remove()
-        self._release()
-        self._stepper.restore()
-        if self._compiled is not None:
-            self._compiled.close()
-        self._watched.close(reason)
-        if self.executor is not None:
-            self.executor.close()
-        forget(self)
-
     # -- set-up
 
-    def _start(self, optimizers: Sequence[torch.optim.Optimizer], workers: int) -> None:
-        # Plans first: with different ones the ranks would make different groups.
-        with self._watched.communicating("attach"):
+    def _start(self, optimizers: Sequence[torch.optim.Optimizer], options: str) -> None:
+        with self.communicating("attach"), self.on_device():
             self.groups.open(0)
-            agree(self)
-            self._open_groups()
-            self.executor = make_executor(self, workers)
+            self._agree(options)  # before groups are made: with different plans the ranks would make different ones
+            self._running.connect()
             with torch.no_grad():
-                self.groups.broadcast([p for _, p in self._named] + list(self.model.buffers()))
-        self._build()
-        for slot in self.slots:
-            self._hook(slot)
+                self.groups.broadcast([slot.parameter for slot in self.slots] + list(self.model.buffers()))
+        self._running.build()
+        self._backward.add_hooks()
         for optimizer in optimizers:
-            self._stepper.adopt(optimizer)
-        self._compiled = Compiled(self)
+            self.stepper.adopt(optimizer)
+        self._compiled = CompiledCode(
+            self.model,
+            wait=self.wait,
+            marked=lambda: self._in_flight.marked and self._state.phase is not Phase.BACKWARD,
+        )
 
-    def _open_groups(self) -> None:
-        # One more than the rounds, for the buffers: a group's collectives come in one order.
-        self.groups.open(rounds_in(self.plan, self.shapes) + 1)
-        with self.on_device():
-            # In one order on every rank: with NCCL, connecting communicates.
-            self.links: Mapping[str, list[exchange.Link]] = {
-                text: [exchange.connect(text, group) for group in self.groups.rounds[:-1]]
-                for text in sorted({row.exchange for row in self.plan.units})
-            }
+    def _agree(self, options: str) -> None:
+        """Raise on every rank unless all attach the same model in the same way."""
+        description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
+        self.groups.agree(description, "the models' parameters")
+        self.groups.agree(self.plan.hash, "plans")
+        tuned = None if self.auto is None else self.auto.allowed or "order"
+        self.groups.agree(f"{options} {tuned}", "attach's seed, sentinel, buffers, tune or auto")
+
+    def _make_executor(self, workers: int) -> Executor:
+        if self.device.type == "cuda":
+            from syncline.engine.executors.streams import StreamExecutor
+
+            return StreamExecutor(self.recorder, self.device, peers=self._peers)
+        return ThreadExecutor(self.recorder, workers=workers, peers=self._peers, cut=self.groups.cut)
+
+    # -- for the engine's own parts: EngineView and TunableEngine of protocols.py
+
+    @property
+    def units(self) -> Sequence[UnitRun]:
+        """The plan's units of parameters that train now."""
+        return self._running.units
+
+    @property
+    def links(self) -> Mapping[str, list[Link]]:
+        """For every exchange in the plan, one link per round of communication."""
+        return self._running.links
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """The model's device as the current one: a user need not have set it."""
+        """A context in which the model's device is the current one: the user may not have set it."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def say(self, text: str) -> None:
+        """Log a remark for the user, once, on rank 0."""
+        if text not in self._said:
+            self._said.add(text)
+            if self.rank == 0:
+                _log.warning("syncline: %s", text)
 
     def communicating(self, what: str) -> AbstractContextManager[None]:
         """A context for a communication of the training thread; a lost peer becomes a named error in it."""
-        return self._watched.communicating(what)
+        return self._peers.communicating(what)
 
     def tell_peers(self, doing: str) -> None:
         """Say what this rank is doing now; other ranks quote it when this one is lost."""
-        self._watched.doing = doing
+        self._peers.doing = doing
 
     def fail(self, error: BaseException) -> None:
         """Stop all that is in flight with this error."""
-        if self.executor is not None:
-            self.executor.fail(error)
+        self.executor.fail(error)
 
     @property
     def compiled(self) -> bool:
         """Whether compiled code reads the parameters, so that their touches cannot be seen."""
-        return bool(self._compiled.entered)
+        return self._compiled is not None and self._compiled.reads_parameters
 
     @property
     def fell_back(self) -> bool:
         """Whether the sentinel has made units dense: they must not be compressed again."""
         return self._sentinel.fell_back
 
+    def owes_a_step(self) -> bool:
+        """Whether the last exchange left codec states that an optimizer has still to commit."""
+        return self.stepper.owes_a_step()
+
     def profile(self, observer: StepObserver | None) -> None:
         """Run steps without overlap from now on and report them to `observer`; None: back to normal."""
-        self._profile = observer
+        inner = self.executor.inner if isinstance(self.executor, SerialExecutor) else self.executor
+        self.executor = inner if observer is None else SerialExecutor(inner, observer, self.wait)
+        self._backward.observer = None if observer is None else observer.gradient_complete
 
     def observe_touches(self, tickets: Sequence[Ticket]) -> None:
         """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""
-        for slot, ticket in zip(self.slots, tickets, strict=True):
-            pending.mark(slot.parameter, ticket)
+        self._in_flight.observe_touches(self.slots, tickets)
 
-    def owes_a_step(self) -> bool:
-        """Whether the last exchange left codec states that an optimizer has still to commit."""
-        return self._stepper.owes_a_step()
-
-    def _hook(self, slot: Slot) -> None:
-        if slot.hooks or not slot.parameter.requires_grad:
-            return
-        slot.hooks.append(slot.parameter.register_hook(lambda _, s=slot: self._before_gradient(s)))
-        slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(lambda _, s=slot: self._on_gradient(s)))
-
-    def _build(self, *, carry: bool = True) -> None:
-        """Units of the parameters that train now; what the others have kept waits for them."""
-        states = self._states() if carry else self._parked
-        self._active = [slot.parameter.requires_grad for slot in self.slots]
-        before = self.units if carry else []
-        self.units = units_of(self.plan.units, self.slots, self.links, states, before=before)
-        live = {slot.name for unit in self.units for slot in unit.slots}
-        self._parked = {name: tensors for name, tensors in states.items() if name not in live}
-        # Where parameters are frozen a unit may have fewer parts than its row says.
-        launches = {(unit.row.name, launch.part): launch for unit in self.units for launch in unit.launches}
-        self._order = [launches[part] for part in self.plan.order if part in launches]
-
-    def _states(self) -> States:
-        return {**self._parked, **gathered(self.units, {s.name: s.shape for s in self.shapes})}
-
-    # -- backward
-
-    def _before_gradient(self, slot: Slot) -> None:
-        """A gradient is about to be accumulated: what the last pass has in flight must have landed."""
-        if self._open and slot.fired:
-            self._finish_backward()
-        if self._outstanding:
-            self._settle()
-
-    def _on_gradient(self, slot: Slot) -> None:
-        if not self._syncing or self._closed:
-            return
-        if not self._open:
-            self._begin()
-        if not self._queued:
-            self._queued = True
-            after_backward(self._backward_ended)
-        unit = slot.unit
-        if unit is None:
-            return
-        if slot.fired:
-            raise RuntimeError(
-                f"the gradient of '{slot.name}' was accumulated twice in one backward pass: a shared parameter under"
-                " reentrant checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
-            )
-        slot.fired = True
-        if self._profile is not None:
-            self._profile.gradient_complete(slot)
-        unit.missing -= 1
-        if not unit.missing:
-            self._go(unit)
-
-    def _begin(self) -> None:
-        if self._outstanding:
-            self._settle()
-        if self.executor.failure is not None:
-            raise self.executor.failure
-        if [slot.parameter.requires_grad for slot in self.slots] != self._active:
-            self._changed()
-        self._watched.doing = f"step {self.step}: backward"
-        self._open = True
+    def _after_step(self, first: bool) -> None:
+        """An optimizer has stepped or handed over its updates; `first`: the first one since the backward pass."""
+        self.step += first
+        self._sentinel.after_optimizer_step(first=first)
         if self.auto is not None:
-            self.auto.backward_begins(self._active)
-        where = Where(self.step, self.rank, self.world, self.seed)
-        measure = self._sentinel.due(self.step + 1)
-        for unit in self.units:
-            unit.begin()
-            unit.exchanged = self.executor.promise()
-            for launch in unit.launches:
-                launch.where, launch.measure = where, measure and bool(unit.codec.feedback)
-                launch.step = self.recorder.step
-        self.executor.begin(self._order)
-
-    def _changed(self) -> None:
-        """Parameters were frozen or set free since the last pass; every rank must have done the same."""
-        for slot in self.slots:
-            self._hook(slot)
-        trained = [slot.name for slot in self.slots if slot.parameter.requires_grad]
-        with self._watched.communicating("the list of trained parameters"):
-            self.groups.agree("\n".join(trained), "the parameters that require gradients")
-        self._build()
-
-    def _go(self, unit: UnitRun) -> None:
-        """A unit's gradients are complete."""
-        ticket = Exchanged(self, unit)
-        unit.collect()
-        for grad in unit.targets:
-            if grad is not None:
-                pending.mark(grad, ticket)
-        if self._profile is None:
-            self.executor.ready(unit)
-        else:
-            self._held.append(unit)
-
-    def _backward_ended(self) -> None:
-        self._queued = False
-        if not in_nested_backward():
-            self._finish_backward()
-
-    def _finish_backward(self) -> None:
-        """Units that wait for gradients which will not come are sent with zeros for them."""
-        if not self._open:
-            return
-        self._queued = False
-        slots = [slot for unit in self.units for slot in unit.slots]
-        self._usage = Usage(self, slots)
-        if not all(slot.fired for slot in slots):
-            self._usage.fill()
-            for unit in self.units:
-                if unit.missing:
-                    unit.missing = 0
-                    self._go(unit)
-        if self._profile is not None:
-            self._profile.backward_ended()
-            with self._profile.issuing_launches():
-                for unit in self._held:
-                    self.executor.ready(unit)
-            self._held = []
-        self._open, self._outstanding, self._exchanged = False, True, True
-        if self._buffers:
-            self._send_buffers()
-        self._watched.doing = f"step {self.step}: after backward"
-
-    def _send_buffers(self) -> None:
-        # Anew each time, for a module may have put others in their place.
-        self._buffers = [b for b in self.model.buffers() if b.numel()]
-        self._buffers_sent = send(self, self._buffers)
-
-    def _gradient_touched(self) -> None:
-        """Somebody reads a gradient between backward and step."""
-        if self._open:
-            if torch._C._current_graph_task_id() != -1:
-                raise RuntimeError(
-                    "a hook read .grad of a parameter that is being exchanged: register it before syncline.attach"
-                )
-            self._finish_backward()
-        if not self._stepping:
-            self.say("gradients are read between backward and step (clipping, scaling, logging): they are waited for")
-
-    def _settle_gradients(self) -> None:
-        for unit in self.units:
-            unit.exchanged.wait()
-
-    def _settle(self) -> None:
-        """Wait for all that is in flight, and give every tensor its own class back."""
-        for unit in self.units:
-            if unit.exchanged is not None:
-                unit.exchanged.wait()
-            for promise in unit.updated:
-                promise.wait()
-        self._stepper.wait()
-        if self._buffers_sent is not None:
-            self._buffers_sent.wait()
-        if self._usage is not None:
-            self._usage.wait()
-            self._usage = None
-        self._release()
-        for unit in self.units:
-            unit.drop()
-        self._buffers_sent = None
-        self._outstanding = False
-
-    def _release(self) -> None:
-        for slot in self.slots:
-            pending.release(slot.parameter)
-            if slot.grad is not None:
-                pending.release(slot.grad)
-        for buffer in self._buffers:
-            pending.release(buffer)
-
-    def _stepped(self) -> None:
-        """An optimizer has stepped, or has scheduled its updates."""
-        counted, self._exchanged = self._exchanged, False
-        self.step += counted
-        self._sentinel.after_optimizer_step(first=counted)
-        if self.auto is not None:
-            self.auto.after_optimizer_step(first=counted)
-        self._watched.doing = f"step {self.step}: forward"
-        if self._compiled.outside:
+            self.auto.after_optimizer_step(first=first)
+        self.tell_peers(f"step {self.step}: forward")
+        assert self._compiled is not None
+        if self._compiled.step_must_wait:
             self.say("the model runs inside compiled code: every step waits for its updates")
             self.wait()
-
-    def say(self, text: str) -> None:
-        """A remark for the user, once, by rank 0."""
-        if text not in self._said:
-            self._said.add(text)
-            if self.rank == 0:
-                _log.warning("syncline: %s", text)

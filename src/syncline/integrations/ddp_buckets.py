@@ -1,7 +1,7 @@
-"""A codec on buckets of gradients, as DDP forms them; what it keeps belongs to parameters, whatever their bucket is.
+"""Codecs on DDP's gradient buckets; codec state belongs to parameters, whatever bucket they are in.
 
-DDP tells when a bucket is ready and nothing else. So a pass whose last bucket has come is a step, and what its codecs
-have left is kept when the next pass begins or somebody asks for it; a pass that was broken off leaves nothing.
+DDP tells a hook only when a bucket is ready. So a pass whose last bucket has come counts as a step. The codec states
+that it left are kept when the next pass begins or somebody asks for them; a pass that broke off leaves none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from syncline._compat import GradBucket
-from syncline.engine.launch.batches import Where
-from syncline.engine.launch.units import Slot, UnitRun
-from syncline.engine.shutdown import close_when_gone
-from syncline.engine.state import flat_state, read_state
+from syncline.engine.launch.units import Slot, StepContext, UnitRun, flat_state, read_state
+from syncline.engine.shutdown import close_when_collected
 from syncline.errors import UsageError
-from syncline.integrations.bucket_exchange import BucketWire
+from syncline.integrations.bucket_exchange import BucketExchange
 from syncline.plan import Unit
 
 
 class BucketRun(UnitRun):
-    """A bucket at work: averaged values go back into the bucket's own memory."""
+    """A bucket at run time: averaged values go back into the bucket's own memory."""
 
     def receive(self, place: int, first: int, values: Tensor) -> None:
         """Averaged values of a parameter's gradient."""
@@ -30,47 +28,48 @@ class BucketRun(UnitRun):
         assert target is not None
         target.copy_(values.view(target.shape))
 
-    def commit(self, *, keep: bool) -> None:
-        """Keep what the last exchange left, or forget it."""
+    def end_pass(self, *, keep: bool) -> None:
+        """Keep the codec states that the last exchange left, or forget them."""
         for launch in self.launches:
             if keep:
                 launch.commit()
             launch.tentative = None
 
     def states(self) -> dict[int, dict[str, Tensor]]:
-        """The committed state by the parameter's identity."""
+        """The committed codec state by the parameter's `id`."""
         identity = {slot.name: id(slot.parameter) for slot in self.slots}
         found: dict[int, dict[str, Tensor]] = {}
         for launch in self.launches:
-            for cell in launch.cells:
-                for name, key, _, tensor in cell.dump():
+            for batch in launch.batches:
+                for name, key, _, tensor in batch.dump():
                     found.setdefault(identity[name], {})[key] = tensor
         return found
 
 
 class Buckets:
-    """The codec of one DDP model: its state, and what it does to a bucket."""
+    """The state of a DDP hook: a codec, its state by parameter, and the buckets of the current pass."""
 
     def __init__(self, spec: str, *, exchange: str | None, process_group: Any, seed: int) -> None:
-        self._wire = BucketWire(spec, carrier=exchange, process_group=process_group, seed=seed)
+        self._exchange = BucketExchange(spec, pattern=exchange, process_group=process_group, seed=seed)
         self._slots: dict[int, Slot] = {}
         self._units: list[BucketRun] = []
-        self._parked: dict[int, dict[str, Tensor]] = {}
-        """State of parameters that have no bucket yet, by the parameter's identity."""
+        self._unused_states: dict[int, dict[str, Tensor]] = {}
+        """Codec state of parameters that have no bucket yet, by the parameter's `id`."""
         self._sent = 0
         self._complete = True
-        close_when_gone(self, lambda wire=self._wire: wire.close(reuse=False))  # type: ignore[misc]
+        inner = self._exchange  # not `self`, which could then never be collected
+        close_when_collected(self, lambda: inner.close(reuse_groups=False))
 
     @property
     def step(self) -> int:
-        """How many backward passes have been exchanged."""
-        return self._wire.step
+        """The number of backward passes that were exchanged."""
+        return self._exchange.step
 
     def average(self, bucket: GradBucket) -> "Future[Tensor]":
-        """Run the codec on a bucket; the future is of its buffer, with averaged gradients."""
+        """Run the codec on a bucket; the future gives its buffer, with averaged gradients."""
         buffer = bucket.buffer()
-        if self._wire.world == 1:
-            self._wire.step += bucket.is_last()
+        if self._exchange.world == 1:
+            self._exchange.step += bucket.is_last()
             done: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
             done.set_result(buffer)
             return done
@@ -79,56 +78,59 @@ class Buckets:
         if bucket.index() == 0:
             self._begin(buffer.device)
         elif bucket.index() != self._sent:
-            raise UsageError("buckets of two models meet in one hook: call syncline.ddp_hook once for each model")
+            raise UsageError("buckets of two models come to one hook: call syncline.ddp_hook once for each model")
         unit = self._unit(bucket)
+        exchange = self._exchange
+        context = StepContext(exchange.step, exchange.rank, exchange.world, exchange.seed)
         for launch in unit.launches:
-            launch.where = Where(self._wire.step, self._wire.rank, self._wire.world, self._wire.seed)
-        future = self._wire.send(unit, buffer)
+            launch.context = context
+        future = self._exchange.send(unit, buffer)
         self._sent += 1
         if bucket.is_last():
             self._complete = True
-            self._wire.step += 1
+            self._exchange.step += 1
         return future
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one a rank.
+        """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one per rank.
 
         Names are those of the wrapped module, without DDP's "module.".
         """
-        self._settle()
-        kept = {**self._parked, **{i: s for unit in self._units for i, s in unit.states().items()}}
+        self._finish_pass()
+        kept = {**self._unused_states, **{i: s for unit in self._units for i, s in unit.states().items()}}
         states = {name: kept[id(p)] for name, p in _named(model) if id(p) in kept}
-        return flat_state(states, self._wire.step)
+        return flat_state(states, self._exchange.step)
 
     def load_state_dict(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`, of this hook or of `attach`; any bucket size will do."""
-        self._settle()
+        """Continue from a `state_dict` of this hook or of `attach`, with any bucket size."""
+        self._finish_pass()
         parameters = dict(_named(model))
         states, step = read_state(state, parameters)
-        self._parked = {
+        self._unused_states = {
             id(parameters[n]): {k: t.to(parameters[n].device, copy=True) for k, t in s.items()}
             for n, s in states.items()
         }
         self._units = []
-        self._wire.step = step
+        self._exchange.step = step
 
     def close(self) -> None:
-        """End all threads; DDP must not call the hook any more."""
+        """End all threads; DDP must not call the hook after this."""
         try:
-            self._settle()
+            self._finish_pass()
         finally:
-            self._wire.close()
+            self._exchange.close()
 
-    def _settle(self) -> None:
+    def _finish_pass(self) -> None:
+        """Wait for all buckets; keep their codec states if the pass was complete."""
         for unit in self._units[: self._sent]:
-            unit.exchanged.wait()
-            unit.commit(keep=self._complete)
+            self._exchange.wait(unit)
+            unit.end_pass(keep=self._complete)
         self._sent = 0
 
     def _begin(self, device: torch.device) -> None:
-        self._settle()
+        self._finish_pass()
         self._complete = False
-        self._wire.begin(device)
+        self._exchange.begin(device)
 
     def _unit(self, bucket: GradBucket) -> BucketRun:
         parameters: list[Any] = bucket.parameters()
@@ -147,20 +149,20 @@ class Buckets:
         return unit
 
     def _regroup(self, at: int, parameters: Sequence[Tensor]) -> None:
-        """DDP has formed other buckets from here on: their units are new, what parameters have kept stays."""
+        """DDP has formed other buckets from this one on: make new units; the state of parameters is kept."""
         for unit in self._units[at:]:
-            self._parked.update(unit.states())
+            self._unused_states.update(unit.states())
         del self._units[at:]
-        # In one order whatever DDP's is, which follows the order of gradients.
+        # In an order of our own: DDP's follows the order in which gradients arrive.
         slots = sorted((self._slots[id(p)] for p in parameters), key=lambda slot: slot.index)
-        wire = self._wire
-        row = Unit(f"bucket {at}", tuple(slot.name for slot in slots), wire.codec.text, wire.carrier)
-        unit = BucketRun(row, slots, wire.links)
-        states = {slot.name: self._parked.pop(id(slot.parameter), {}) for slot in slots}
+        exchange = self._exchange
+        row = Unit(f"bucket {at}", tuple(slot.name for slot in slots), exchange.codec.text, exchange.pattern)
+        unit = BucketRun(row, slots, exchange.links)
+        states = {slot.name: self._unused_states.pop(id(slot.parameter), {}) for slot in slots}
         for launch in unit.launches:
-            wire.open(launch.rounds)
-            for cell in launch.cells:
-                cell.load({name: state for name, state in states.items() if state})
+            exchange.open(launch.rounds)
+            for batch in launch.batches:
+                batch.load({name: state for name, state in states.items() if state})
         self._units.append(unit)
 
 
@@ -170,7 +172,7 @@ def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _view(grad: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient in its bucket, seen with the parameter's strides (channels last): that is how DDP lays it out."""
+    """A gradient in its bucket with the parameter's strides (channels last), as DDP lays it out."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     if parameter.is_contiguous() or extent != parameter.numel():
         return grad

@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` in torch's shape: the model is wrapped, and optimizers are found when they step."""
+"""`DistributedDataParallel` with torch's interface: wraps the model, and finds optimizers when they step."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,29 +8,33 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from syncline._compat import on_every_step
+from syncline._compat import ddp_ignored, on_every_step
 from syncline.engine.attach import attach
-from syncline.engine.shutdown import close_when_gone
+from syncline.engine.shutdown import close_when_collected
 from syncline.engine.sync import Sync
 from syncline.errors import UsageError
 from syncline.plan import Plan
 
 
 class DistributedDataParallel(nn.Module):
-    """Wrap a model as `torch.nn.parallel.DistributedDataParallel` does; the loop stays as it is.
+    """Wraps a model like `torch.nn.parallel.DistributedDataParallel`; the training loop stays as it is.
 
-    An optimizer that steps the model's parameters is found at its first step, which is a plain one after all gradients
-    have arrived; from the next on it steps by units, as with `attach`. `sync` is the engine: its `state_dict` holds
-    what codecs keep. Deleting the wrapper closes it; `close()` does so at a moment of your choice.
+    An optimizer of the model's parameters is found at its first step, which waits for all gradients; from the next step
+    on it steps by units, as with `attach`. `sync` is the engine; its `state_dict` holds the codec state. Deleting the
+    wrapper closes the engine; `close()` does so at a time of your choice.
 
-    device_ids, output_device: one device or none; the model stays where it is and inputs are not moved.
-    broadcast_buffers, forward_sync_buffers: rank 0's buffers for all, sent after every backward pass.
-    process_group, device_mesh: who takes part; one of the two.
-    dim, init_sync, bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters, check_reduction, gradient_as_bucket_view,
-    static_graph, skip_all_reduce_unused_params, batched_grad_copy: taken and ignored. There are no buckets (a plan says
-    what travels together), unused parameters are always found, and replicas always start as rank 0's.
-    compress, plan, exchange and the other options: as in `attach`.
-    optimizer: one or several, to step by units from the first step on.
+    Args:
+        module: The model.
+        device_ids, output_device: One device or none. The model stays where it is, and inputs are not moved.
+        broadcast_buffers, forward_sync_buffers: Send rank 0's buffers to all ranks after every backward pass.
+        process_group, device_mesh: The ranks that take part; give one of the two.
+        compress, plan, exchange: As in `attach`.
+        optimizer: One or several optimizers, to step by units from the first step on.
+        options: The other options of `attach`.
+
+    Accepted and ignored: dim, init_sync, bucket_cap_mb, bucket_cap_mb_list, find_unused_parameters, check_reduction,
+    gradient_as_bucket_view, static_graph, skip_all_reduce_unused_params, batched_grad_copy. There are no buckets (the
+    plan says what travels together), unused parameters are always found, and replicas start with rank 0's values.
     """
 
     def __init__(
@@ -64,12 +68,12 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         if device_ids is not None and len(device_ids) > 1:
-            raise UsageError(f"device_ids has {len(device_ids)} devices: start one process a device, each with its own")
+            raise UsageError(f"device_ids has {len(device_ids)} devices: start one process per device")
         if mixed_precision is not None:
-            raise UsageError("mixed_precision is not supported: use torch.autocast, or compress='bf16' for the wire")
+            raise UsageError("mixed_precision is not supported: use torch.autocast, or compress='bf16' for the network")
         if delay_all_reduce_named_params is not None or param_to_hook_all_reduce is not None:
             raise UsageError("delay_all_reduce_named_params is not supported: a plan's order says what is sent last")
-        if getattr(module, "_ddp_params_and_buffers_to_ignore", None):
+        if ddp_ignored(module):
             raise UsageError("DDP's list of ignored parameters is not supported: call requires_grad_(False) on them")
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh are both given: give one of them")
@@ -86,8 +90,8 @@ class DistributedDataParallel(nn.Module):
             **options,
         )
         self._engine: _Engine | None = _Engine(sync)
-        self._finalizer: Any = close_when_gone(self, self._engine.let_go)
-        self._finalizer.atexit = False  # the engine sees to that itself
+        self._finalizer: Any = close_when_collected(self, self._engine.collected)
+        self._finalizer.atexit = False  # the engine closes itself at exit
 
     @property
     def sync(self) -> Sync:
@@ -97,7 +101,7 @@ class DistributedDataParallel(nn.Module):
         return self._engine.sync
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The model's own."""
+        """Call the model."""
         return self.module(*inputs, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -105,11 +109,11 @@ class DistributedDataParallel(nn.Module):
         return nullcontext() if self._engine is None else self._engine.sync.no_sync()
 
     def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Not supported: every rank must run as many steps as the others."""
+        """Not supported: every rank must run the same number of steps."""
         raise UsageError("join() is not supported: give every rank the same number of batches (drop_last=True)")
 
     def register_comm_hook(self, *_: Any, **__: Any) -> NoReturn:
-        """Not supported: a codec is named where the model is wrapped."""
+        """Not supported: name a codec when wrapping the model."""
         raise UsageError("there are no comm hooks here: name a codec, compress='powersgd(rank=4)', when wrapping")
 
     def close(self) -> None:
@@ -119,37 +123,33 @@ class DistributedDataParallel(nn.Module):
             self._engine.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies (EMA, pickles) are plain modules: they have parameters of their own, which nobody exchanges.
+        # Copies (EMA, pickles) are plain modules: nobody exchanges the gradients of their parameters.
         return {**self.__dict__, "_engine": None, "_finalizer": None}
 
 
 class _Engine:
-    """A `Sync` and the search for its optimizers; apart from the wrapper, which can so be collected."""
+    """A `Sync` that finds its optimizers; it does not refer to the wrapper, which can so be collected."""
 
     def __init__(self, sync: Sync) -> None:
         self.sync = sync
-        self._first: set[int] = set()
-        self._forget = on_every_step(self._before, self._after) if sync.world > 1 else (lambda: None)
+        self._adopted: set[int] = set()
+        """Optimizers that were adopted in the step that runs now."""
+        self._remove_hooks = on_every_step(self._before, self._after) if sync.world > 1 else (lambda: None)
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._first.discard(id(optimizer))
-        if self.sync._stepper.found(optimizer):
-            self._first.add(id(optimizer))
+        self._adopted.discard(id(optimizer))
+        if self.sync.stepper.adopt_unnamed(optimizer):
+            self._adopted.add(id(optimizer))
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._first:
-            self._first.discard(id(optimizer))
-            self.sync._stepper.stepped_whole(optimizer)
+        if id(optimizer) in self._adopted:
+            self._adopted.discard(id(optimizer))
+            self.sync.stepper.stepped_whole(optimizer)
 
-    def close(self) -> None:
-        self._forget()
-        self.sync.close()
+    def close(self, *, reuse_groups: bool = True) -> None:
+        self._remove_hooks()
+        self.sync.close(reuse_groups=reuse_groups)
 
-    def let_go(self) -> None:
-        """Close for the garbage collector, which comes to every rank at another time: no other engine may take these
-        process groups over, for the ranks would not take the same."""
-        sync = self.sync
-        if sync.world > 1 and not sync._closed and sync.executor.failure is None:
-            sync.wait()
-            sync.groups.rounds, sync.groups.control = [], None
-        self.close()
+    def collected(self) -> None:
+        """The garbage collector closes. It runs at another time on every rank, so no engine may reuse the groups."""
+        self.close(reuse_groups=False)

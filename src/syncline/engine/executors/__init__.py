@@ -1,1 +1,1 @@
-"""Executors: where and when launches and updates run (CPU threads, CUDA streams)."""
+"""Executors: run launches and updates on CPU threads or CUDA streams, and one after the other for profiling."""

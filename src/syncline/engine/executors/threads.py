@@ -1,8 +1,8 @@
-"""The executor for CPUs: worker threads that take launches in the plan's order, and updates as they fall due.
+"""The executor for CPUs: worker threads run launches in the plan's order, one more thread runs updates.
 
-A worker stays with its launch through all its communications, so a wait holds nobody else up; there are more workers
-than it takes to keep the wire busy. Collectives are issued in turn: round r of the n-th launch after round r of all
-launches before it. Every rank does the same, so their collectives meet.
+A worker stays with its launch through all its rounds of communication, so a wait blocks no other launch; there are more
+workers than are needed to keep the network busy. Collectives are issued in turn: round r of the n-th launch after round
+r of all launches before it. Every rank does the same, so collectives match across ranks.
 """
 
 import heapq
@@ -17,168 +17,210 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses
 from syncline.engine.health.errors import PeerMonitor
-from syncline.engine.launch.run import carry
+from syncline.engine.launch.run import run_launch
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
 
-_LOOK_S = 0.5
-_PATIENCE_S = 3.0
+_CHECK_S = 0.5
+"""Seconds between two looks at the peers while a thread waits."""
+_JOIN_S = 3.0
+"""After a failure, seconds to wait for threads that may be stuck in a user's codec."""
+
+Work = Callable[[], None]
 
 
-class Promise:
-    """Something a worker will have done. `wait` raises what went wrong."""
+class ThreadTicket:
+    """Work that a thread will do. `wait` raises the error if it fails."""
 
     marked: list[Tensor] | None = None
 
-    def __init__(self, executor: "Threads") -> None:
+    def __init__(self, executor: "ThreadExecutor") -> None:
         self._executor = executor
         self._event = threading.Event()
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
 
     def resolve(self, error: BaseException | None = None) -> None:
-        """It is done, or it never will be."""
-        self.error = error
+        """The work is done, or will never be done because of this error. From any thread."""
+        self._error = error
         self._event.set()
 
     def wait(self) -> None:
-        """Block until it is done."""
+        """Block until the work is done. From any thread."""
         if not self._event.is_set():
             recorder = self._executor.recorder
             begin = recorder.mark("wait")
-            while not self._event.wait(_LOOK_S):
-                self._executor.look()
+            while not self._event.wait(_CHECK_S):
+                self._executor.check_peers()
             recorder.add_blocked(begin, recorder.mark("wait"))
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
 
     def done(self) -> bool:
-        """Whether it is done."""
-        return self._event.is_set() and self.error is None
+        """Whether the work is done."""
+        return self._event.is_set() and self._error is None
 
 
-class Threads:
-    """Worker threads over the launches of a backward pass, in order."""
+class ThreadExecutor:
+    """Worker threads over the launches of a backward pass, in order.
+
+    All state is guarded by the condition `_changed`: public methods take it, private ones are called with it held
+    unless they say otherwise.
+    """
 
     def __init__(
-        self, recorder: Recorder, *, workers: int = 3, watched: PeerMonitor, cut: Callable[[], None] = lambda: None
+        self, recorder: Recorder, *, workers: int = 3, peers: PeerMonitor, cut: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
-        self.recorder, self.watched, self._cut = recorder, watched, cut
+        self.recorder, self._peers, self._cut = recorder, peers, cut
         self.failure: BaseException | None = None
         self.lanes = workers
         self._changed = threading.Condition()
         self._order: list[Launch] = []
         self._next = 0
+        """Place in `_order` of the launch that starts next."""
         self._turns: list[int] = []
-        self._tasks: list[tuple[int, int, Callable[[], None], Promise]] = []
+        """By round: place in `_order` of the launch whose collective is issued next."""
+        self._exchanges: dict[UnitRun, ThreadTicket] = {}
+        self._after: dict[UnitRun, list[tuple[Work, ThreadTicket]]] = {}
+        """Updates that wait for their unit's exchange."""
+        self._due: list[tuple[int, int, Work, ThreadTicket]] = []
+        """A heap of updates that can run now."""
         self._count = itertools.count()
-        self._promises: set[Promise] = set()
-        self._closing = self._blaming = False
-        # Updates have a thread of their own: workers may all be on the wire for long.
-        kinds = [*((self._next_launch, f"worker-{i}") for i in range(workers)), (self._next_task, "updates")]
+        self._tickets: set[ThreadTicket] = set()
+        """Tickets that are not resolved."""
+        self._closing = self._explaining = False
+        # Updates have their own thread: all workers may be busy with the network for long.
+        kinds = [*((self._next_launch, f"worker-{i}") for i in range(workers)), (self._next_update, "updates")]
         self._threads = [
-            threading.Thread(target=self._work, args=(take,), name=f"syncline-{name}", daemon=True)
+            threading.Thread(target=self._run_jobs, args=(take,), name=f"syncline-{name}", daemon=True)
             for take, name in kinds
         ]
         for thread in self._threads:
             thread.start()
 
     def begin(self, order: Sequence[Launch]) -> None:
-        """A backward pass starts; its launches will go in this order."""
+        """Start a backward pass; its launches run in this order."""
         with self._changed:
-            self._raise()
+            self._raise_failure()
             self._order, self._next = list(order), 0
+            self._exchanges, self._after = {}, {}
             rounds = max((launch.rounds for launch in order), default=0)
             self._turns = [0] * rounds
             for number, launch in enumerate(self._order):
                 launch.position = number
+                if launch.unit not in self._exchanges:
+                    self._exchanges[launch.unit] = self._ticket()
             for number in range(rounds):
-                self._pass(number)
+                self._skip_absent(number)
 
-    def promise(self) -> Promise:
-        """A promise that fails with the executor."""
-        made = Promise(self)
-        with self._changed:
-            if self.failure is not None:
-                made.resolve(self.failure)
-            else:
-                self._promises.add(made)
-        return made
+    def exchanged(self, unit: UnitRun) -> ThreadTicket | None:
+        """The ticket of the unit's averaged gradients in the current pass."""
+        return self._exchanges.get(unit)
 
     def ready(self, unit: UnitRun) -> None:
-        """A unit's gradients are there."""
+        """A unit's gradients are complete."""
         with self._changed:
             for launch in unit.launches:
                 launch.ready = True
             self._changed.notify_all()
 
-    def after(self, unit: UnitRun | None, work: Callable[[], None]) -> Promise:
-        """Do `work` when the unit's gradients have arrived."""
-        promise = self.promise()
+    def append(self, unit: UnitRun) -> None:
+        """Add a complete unit to the running pass, behind those before it (DDP's buckets come one by one)."""
         with self._changed:
-            if unit is not None and unit.exchanged is not None and not unit.exchanged.done():
-                unit.waiting.append((work, promise))
+            self._raise_failure()
+            self._exchanges[unit] = self._ticket()
+            for launch in unit.launches:
+                launch.position, launch.ready = len(self._order), True
+                self._order.append(launch)
+                self._turns += [0] * (launch.rounds - len(self._turns))
+            for number in range(len(self._turns)):
+                self._skip_absent(number)
+
+    def end_backward(self) -> None:
+        """Nothing to do: workers start launches as their units get ready."""
+
+    def begin_updates(self, units: Sequence[UnitRun]) -> None:
+        """Nothing to do: the training thread has finished what it did before."""
+
+    def after(self, unit: UnitRun | None, work: Work) -> ThreadTicket:
+        """Do `work` when the unit's gradients have arrived."""
+        with self._changed:
+            ticket = self._ticket()
+            exchanged = None if unit is None else self._exchanges.get(unit)
+            if unit is not None and exchanged is not None and not exchanged.done():
+                self._after.setdefault(unit, []).append((work, ticket))
             else:
-                self._due(unit, work, promise)
-        return promise
+                self._push(unit, work, ticket)
+        return ticket
 
-    def _due(self, unit: UnitRun | None, work: Callable[[], None], promise: Promise) -> None:
-        """Of what is due, first what the next forward needs first."""
-        heapq.heappush(self._tasks, (unit.index if unit is not None else -1, next(self._count), work, promise))
-        self._changed.notify_all()
-
-    def fence(self) -> None:
-        """Threads need none: the training thread is past what it did."""
+    def end_updates(self) -> None:
+        """Nothing to do."""
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will be done any more: whoever waits is told why."""
+        """Do nothing any more: whoever waits gets the error. From any thread; the first error counts."""
         with self._changed:
             first = self.failure is None
             if self.failure is None:
                 self.failure = error
-            for promise in self._promises:
-                promise.resolve(self.failure)
-            self._promises.clear()
+            for ticket in self._tickets:
+                ticket.resolve(self.failure)
+            self._tickets.clear()
             self._changed.notify_all()
         if first:
-            # A thread inside a collective when the interpreter ends would abort it.
+            # A thread inside a collective when the interpreter ends would abort the process.
             self._cut()
 
-    def look(self) -> None:
-        """Fail if another rank has found that something is lost."""
-        error = None if self._blaming else self.watched.alarm()
+    def check_peers(self) -> None:
+        """Fail if another rank has reported a lost peer. From any thread that waits."""
+        error = None if self._explaining else self._peers.alarm()
         if error is not None:
             self.fail(error)
 
-    def _blame(self, unit: str, error: BaseException) -> None:
-        with self._changed:
-            if self._blaming or self.failure is not None:
-                return
-            # From here on an alarm may be our own, and is no news; and nobody is told before the others have been.
-            self._blaming = True
-        self.fail(self.watched.error_for(unit, error))
-
     def close(self) -> None:
-        """End the threads; after a failure, those that are stuck in a user's codec are left."""
+        """End the threads; after a failure, threads that are stuck in a user's codec are abandoned."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _JOIN_S
         for thread in self._threads:
             thread.join(timeout=None if self.failure is None else max(0.0, until - time.monotonic()))
 
-    def _raise(self) -> None:
+    def _ticket(self) -> ThreadTicket:
+        """A ticket that fails with the executor."""
+        ticket = ThreadTicket(self)
+        if self.failure is not None:
+            ticket.resolve(self.failure)
+        else:
+            self._tickets.add(ticket)
+        return ticket
+
+    def _push(self, unit: UnitRun | None, work: Work, ticket: ThreadTicket) -> None:
+        """An update can run now. Of several, the one that the next forward needs first goes first."""
+        heapq.heappush(self._due, (unit.index if unit is not None else -1, next(self._count), work, ticket))
+        self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def _work(self, take: Callable[[], Callable[[], None] | None]) -> None:
+    def _explain(self, unit: str, error: BaseException) -> None:
+        """Fail with an error that names the peer to blame, if one is. From a worker thread, without the lock."""
+        with self._changed:
+            if self._explaining or self.failure is not None:
+                return
+            # From here on an alarm may be our own. And peers are told before anybody here gets the error.
+            self._explaining = True
+        self.fail(self._peers.error_for(unit, error))
+
+    def _run_jobs(self, take: Callable[[], Work | None]) -> None:
+        """The loop of a thread; without the lock."""
         with torch.no_grad(), NoSubclasses():
-            while (job := self._take(take)) is not None:
+            while (job := self._wait_for_job(take)) is not None:
                 try:
                     job()
                 except BaseException as error:
-                    self._blame("", error)
+                    self._explain("", error)
 
-    def _take(self, take: Callable[[], Callable[[], None] | None]) -> Callable[[], None] | None:
+    def _wait_for_job(self, take: Callable[[], Work | None]) -> Work | None:
         with self._changed:
             while not self._closing and self.failure is None:
                 job = take()
@@ -187,65 +229,67 @@ class Threads:
                 self._changed.wait()
         return None
 
-    def _next_launch(self) -> Callable[[], None] | None:
+    def _next_launch(self) -> Work | None:
         if self._next == len(self._order) or not self._order[self._next].ready:
             return None
         launch = self._order[self._next]
         self._next += 1
-        return lambda: self._carry(launch)
+        return lambda: self._run_launch(launch)
 
-    def _next_task(self) -> Callable[[], None] | None:
-        if not self._tasks:
+    def _next_update(self) -> Work | None:
+        if not self._due:
             return None
-        _, _, work, promise = heapq.heappop(self._tasks)
-        return lambda: self._do(work, promise)
+        _, _, work, ticket = heapq.heappop(self._due)
+        return lambda: self._run_update(work, ticket)
 
-    def _carry(self, launch: Launch) -> None:
+    def _run_launch(self, launch: Launch) -> None:
+        """In a worker thread, without the lock."""
         try:
-            carry(launch, self.recorder, self._turn)
+            run_launch(launch, self.recorder, self._turn)
         except BaseException as error:
-            self._blame(launch.label, error)
+            self._explain(launch.label, error)
             return
         unit = launch.unit
         with self._changed:
             launch.done = True
             for number in range(len(self._turns)):
-                self._pass(number)
-            unit.open_parts -= 1
-            if unit.open_parts:
+                self._skip_absent(number)
+            unit.open_launches -= 1
+            if unit.open_launches:
                 return
             unit.grads = []
-            self._keep(unit.exchanged)
-            due, unit.waiting = unit.waiting, []
-            for work, promise in due:
-                self._due(unit, work, promise)
+            self._resolve(self._exchanges[unit])
+            for work, ticket in self._after.pop(unit, ()):
+                self._push(unit, work, ticket)
 
-    def _do(self, work: Callable[[], None], promise: Promise) -> None:
+    def _run_update(self, work: Work, ticket: ThreadTicket) -> None:
+        """In the thread of updates, without the lock."""
         work()
         with self._changed:
-            self._keep(promise)
+            self._resolve(ticket)
 
-    def _keep(self, promise: Promise) -> None:
-        self._promises.discard(promise)
+    def _resolve(self, ticket: ThreadTicket) -> None:
+        self._tickets.discard(ticket)
         if self.failure is None:
-            promise.resolve()
+            ticket.resolve()
 
     @contextmanager
     def _turn(self, launch: Launch, number: int) -> Iterator[None]:
+        """Wait until all launches before this one have issued this round. In a worker thread, without the lock."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None or self._turns[number] == launch.position)
-            self._raise()
+            self._raise_failure()
         yield
         with self._changed:
             self._turns[number] += 1
-            self._pass(number)
+            self._skip_absent(number)
 
-    def _pass(self, number: int) -> None:
-        """Step over launches that have no such round (in some codecs that is known only when they are done)."""
+    def _skip_absent(self, number: int) -> None:
+        """Skip launches that have no such round (for some codecs that is known only when they are done)."""
         at = self._turns[number]
         while at < len(self._order):
             launch = self._order[at]
-            if launch.rounds > number if launch.always else not launch.done:
+            if launch.rounds > number if launch.fixed_rounds else not launch.done:
                 break
             at += 1
         if at != self._turns[number]:

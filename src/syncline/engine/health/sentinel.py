@@ -131,16 +131,16 @@ class Sentinel:
     def _fall_back(self) -> None:
         """Replan. A unit whose gradients another optimizer has still to apply falls back after that step."""
         engine = self._engine
-        engine.wait()  # the update thread clears `fresh`; before this, ranks may see different values
-        ready = [unit for unit in engine.units if unit.row.name in self._falling_back and not unit.fresh]
-        self._falling_back &= {unit.row.name for unit in engine.units if unit.fresh}
+        engine.wait()  # the update thread clears `uncommitted`; before this, ranks may see different values
+        ready = [unit for unit in engine.units if unit.row.name in self._falling_back and not unit.uncommitted]
+        self._falling_back &= {unit.row.name for unit in engine.units if unit.uncommitted}
         if not ready:
             return
         self.fell_back = True
         for unit in ready:
-            for cell in [cell for launch in unit.launches for cell in launch.cells]:
-                if "error" in cell.state and not norm([cell.state["error"]]).isfinite():
-                    del cell.state["error"]
+            for batch in [batch for launch in unit.launches for batch in launch.batches]:
+                if "error" in batch.state and not norm([batch.state["error"]]).isfinite():
+                    del batch.state["error"]
         engine.replan(dense(engine.plan, {unit.row.name for unit in ready}))
 
 
@@ -165,7 +165,7 @@ def dense(plan: Plan, names: Collection[str]) -> Plan:
 
 def _norms(unit: UnitRun, device: torch.device) -> Tensor:
     """Norms of the residual, of this rank's last gradient and of the averaged one; nan if not measured."""
-    errors = [cell.state["error"] for launch in unit.launches for cell in launch.cells if "error" in cell.state]
+    errors = [batch.state["error"] for launch in unit.launches for batch in launch.batches if "error" in batch.state]
     residual = norm(errors) if errors else torch.zeros((), device=device)
     measured = [launch.norms for launch in unit.launches if launch.norms is not None]
     if len(measured) < len(unit.launches):

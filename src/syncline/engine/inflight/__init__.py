@@ -1,1 +1,1 @@
-"""Values in flight: who waits for a parameter, a gradient or a buffer, and how."""
+"""Values in flight: their tickets, their one owner (`in_flight.py`), and the touches that wait for them."""

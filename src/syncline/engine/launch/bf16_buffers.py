@@ -1,6 +1,6 @@
-"""bfloat16 on the CPU: gradients are rounded into a message that stays, and the sum is read back to where they were.
+"""Reused bfloat16 send buffers on the CPU: gradients are rounded into them and the sum is read back in place.
 
-The plain way makes three fresh tensors a message (joined, rounded, widened), and fresh memory is dear on a CPU.
+Without them every message takes three new tensors (joined, rounded, widened), and new memory is slow on a CPU.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,53 +13,53 @@ from syncline.codecs.coder import Payload, coder
 from syncline.codecs.requests import halves_exactly
 
 
-def _same(x: Tensor) -> Payload:
+def _to_bf16(x: Tensor) -> Payload:
     return (x.to(torch.bfloat16),)
 
 
-def _alone(payload: Payload, count: int) -> Tensor:
+def _from_bf16(payload: Payload, count: int) -> Tensor:
     del count
     return payload[0]
 
 
-_AS_IT_IS = coder(_same, _alone, adds=True)
+_BF16_AS_IS = coder(_to_bf16, _from_bf16, adds=True)
 
 
-class Rounded:
-    """A launch's messages. One launch is in flight once at a time, so their memory can be used again."""
+class Bf16Buffers:
+    """The send buffers of one launch, one per message. A launch runs once at a time, so its buffers can be reused."""
 
     def __init__(self) -> None:
-        self._messages: dict[Hashable, Tensor] = {}
+        self._buffers: dict[Hashable, Tensor] = {}
 
     @staticmethod
-    def takes(merge: Merge) -> bool:
-        """Whether this is to be sent as bfloat16, and nobody asks for this rank's share."""
+    def can_send(merge: Merge) -> bool:
+        """Whether the request is sent as bfloat16 from CPU memory, and this rank's own share is not needed."""
         plain = merge.tensor.dtype == torch.float32 and merge.tensor.device.type == "cpu"
         return plain and not merge.own and merge.coder.writes(torch.bfloat16)
 
     def write(self, merges: Sequence[Merge], world: int, *, key: Hashable = 0) -> Merge:
-        """The request that carries all of these; to be summed as it is. Messages of one launch differ by their key."""
+        """One request that carries all of these, to be summed as it is. `key` tells the messages of a launch apart."""
         sizes = [merge.tensor.numel() for merge in merges]
-        message = self._messages.get(key)
-        if message is None or message.numel() != sum(sizes):
-            message = self._messages[key] = torch.empty(sum(sizes), dtype=torch.bfloat16)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() != sum(sizes):
+            buffer = self._buffers[key] = torch.empty(sum(sizes), dtype=torch.bfloat16)
         share = 1 / world if merges[0].mean else 1.0
-        late = share == 1 or halves_exactly(world)
-        for merge, piece in zip(merges, message.split(sizes), strict=True):
-            if late:
-                piece.copy_(merge.tensor)
+        divide_last = share == 1 or halves_exactly(world)
+        for merge, part in zip(merges, buffer.split(sizes), strict=True):
+            if divide_last:
+                part.copy_(merge.tensor)
             else:
-                torch.mul(merge.tensor, share, out=piece)
-        if late and share != 1:
-            message.mul_(share)
-        return Merge(message, _AS_IT_IS, mean=False, own=False, scratch=True)
+                torch.mul(merge.tensor, share, out=part)
+        if divide_last and share != 1:
+            buffer.mul_(share)
+        return Merge(buffer, _BF16_AS_IS, mean=False, own=False, scratch=True)
 
     @staticmethod
     def read(merges: Sequence[Merge], total: Tensor) -> list[Out]:
-        """The answers, each in the memory of what was asked if that may be overwritten."""
-        pieces = total.split([merge.tensor.numel() for merge in merges])
+        """The answers to these requests, each in the request's own memory if that may be overwritten."""
+        parts = total.split([merge.tensor.numel() for merge in merges])
         means = [
-            merge.tensor.copy_(piece) if merge.scratch else piece.float()
-            for merge, piece in zip(merges, pieces, strict=True)
+            merge.tensor.copy_(part) if merge.scratch else part.float()
+            for merge, part in zip(merges, parts, strict=True)
         ]
         return [Out(mean, mean) for mean in means]

@@ -1,35 +1,40 @@
-"""A launch on its way: encode, exchange (as often as its codec asks), decode, and what is kept of it.
+"""Run one launch: encode, exchange (as often as the codec asks), decode, and keep the codec's new state.
 
-The executors drive `carry`: on the CPU in worker threads, on CUDA by putting everything on side streams at once.
+The executors call `run_launch`: on the CPU in worker threads, on CUDA to put all its work on a side stream at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from syncline.codecs import Codec, Gather, Merge, Out, Request, Result
 from syncline.codecs.ops import finite
-from syncline.engine.launch.batches import Course
-from syncline.engine.launch.units import Launch
+from syncline.codecs.requests import answer, lower
+from syncline.engine.launch.batches import CodecBatch
+from syncline.engine.launch.bf16_buffers import Bf16Buffers
+from syncline.engine.launch.units import Launch, StepContext
 from syncline.trace import Recorder
 
 Turn = Callable[[Launch, int], AbstractContextManager[None]]
 
 
-def carry(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
-    """Take a launch from gradients to averaged gradients; collectives are issued inside `turn(launch, round)`.
+def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
+    """Turn a launch's gradients into averaged gradients; collectives are issued inside `turn(launch, round)`.
 
-    Without turns nothing lies between a codec's work and its exchange, and one mark serves both.
+    Without turns nothing happens between a codec's work and its exchange, and one time mark serves both.
     """
     unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
-    # Other exchanges sum in float32; and norms are taken of the gradient as it was.
-    rounds = all(str(link.exchange) == "allreduce" for link in launch.links) and not launch.measure
-    course = Course(launch.cells, launch.where, rounded=launch.rounded if rounds else None)
+    # Other exchanges sum in float32; and norms are taken of the gradient before it is overwritten.
+    reuse = all(str(link.exchange) == "allreduce" for link in launch.links) and not launch.measure
+    run = LaunchRun(launch.batches, launch.context, buffers=launch.buffers if reuse else None)
     chained = launch.tentative if launch.chain else None
-    before = [dict(cell.state) for cell in launch.cells] if chained is None else chained
+    before = [dict(batch.state) for batch in launch.batches] if chained is None else chained
     begin = recorder.mark("encode")
-    requests = course.start(unit.grads, before)
+    requests = run.start(unit.grads, before)
     end = recorder.mark("encode")
     recorder.add("encode", "encode", begin, end, unit=label, step=step)
     number = 0
@@ -43,32 +48,32 @@ def carry(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
         end = recorder.mark("exchange")
         recorder.add("exchange", str(link.exchange), begin, end, unit=label, bytes=sent, step=step)
         begin = end
-        requests = course.resume(answers)
+        requests = run.resume(answers)
         lane, name = ("encode", "encode") if requests else ("decode", "decode")
         end = recorder.mark(lane)
         recorder.add(lane, name, begin, end, unit=label, step=step)
         number += 1
-    _finish(launch, course, before)
+    _deliver(launch, run, before)
 
 
-def _finish(launch: Launch, course: Course, before: list[dict[str, Tensor]]) -> None:
-    unit = launch.unit
-    launch.norms = _norms(launch, course) if launch.measure else None
+def _deliver(launch: Launch, run: "LaunchRun", before: list[dict[str, Tensor]]) -> None:
+    """Write the averaged gradients back and keep the new codec states until a step commits them."""
+    launch.norms = _norms(launch, run) if launch.measure else None
     after: list[dict[str, Tensor]] = []
-    for cell, result, old in zip(launch.cells, course.results, before, strict=True):
+    for batch, result, old in zip(launch.batches, run.results, before, strict=True):
         assert result is not None
-        # Spread reaches every value of a product of factors; a sparsifier's result has only those that it sent.
-        product = cell.codec.spread and cell.codec.definition.carries == "factors"
-        after.append(_unless_broken(result.output, dict(result.state), old, everywhere=product))
-        for place, first, values in cell.outputs(result.output):
-            unit.receive(place, first, values)
+        # A product of factors spreads a broken value to all values; a sparsifier's output has only what was sent.
+        product = batch.codec.spread and batch.codec.definition.carries == "factors"
+        after.append(_new_state(result.output, dict(result.state), old, check_one=product))
+        for place, first, values in batch.outputs(result.output):
+            launch.unit.receive(place, first, values)
     launch.tentative = after
 
 
-def _norms(launch: Launch, course: Course) -> Tensor:
-    # Now, for later the user may have scaled or clipped the gradients.
-    local = [cell.pack(launch.unit.grads) for cell in launch.cells]
-    averaged = [result.output for result in course.results if result is not None]
+def _norms(launch: Launch, run: "LaunchRun") -> Tensor:
+    # Now, because the user may scale or clip the gradients later.
+    local = [batch.pack(launch.unit.grads) for batch in launch.batches]
+    averaged = [result.output for result in run.results if result is not None]
     return torch.stack([norm(local), norm(averaged)])
 
 
@@ -81,21 +86,126 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _unless_broken(
-    output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor], *, everywhere: bool = False
+def _new_state(
+    output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor], *, check_one: bool = False
 ) -> dict[str, Tensor]:
-    """The new state if the result is finite on every value, else the old: a broken step leaves residuals untouched.
+    """The new state if the output is finite, else the old one: a broken step must not change residuals.
 
-    The output is the same on every rank, so is the choice. On CUDA it is made on the device. `everywhere`: what is
-    not finite is so in every value, and one of them tells.
+    The output is the same on every rank, so every rank decides alike; on CUDA the device decides. `check_one`: one
+    value is checked instead of all, because a value that is not finite has spread to all of them.
     """
     if not output.numel() or not (new or "error" in old):
         return new
-    good = output[(0,) * output.dim()].isfinite() if everywhere else finite(output)
+    good = output[(0,) * output.dim()].isfinite() if check_one else finite(output)
     if output.device.type == "cpu":
         return new if good else old
     if not new:
-        new = {"error": torch.zeros_like(old["error"])}  # paid, unless the step is broken
+        new = {"error": torch.zeros_like(old["error"])}  # it was added to this gradient, unless the step is broken
     return {
         key: torch.where(good, t, old[key].view_as(t) if key in old else torch.zeros_like(t)) for key, t in new.items()
     }
+
+
+class LaunchRun:
+    """One run of a launch's codec over its batches: requests out, answers in, until every batch has its result.
+
+    Batches share a message where their payloads can be added.
+    """
+
+    def __init__(
+        self, batches: Sequence[CodecBatch], context: StepContext, *, buffers: Bf16Buffers | None = None
+    ) -> None:
+        self._batches, self.context, self._buffers = batches, context, buffers
+        self.results: list[Result | None] = [None] * len(batches)
+        self._runs: list[Any] = []
+        self._round = 0
+        self._messages: list[tuple[list[int], list[Request]]] = []
+        """The messages on the network: their batches, and the requests that each of these made."""
+
+    def start(self, grads: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> list[Request]:
+        """The first requests; `states` has the codec state of every batch."""
+        now: list[Request | Result] = []
+        context = self.context
+        for batch, state in zip(self._batches, states, strict=True):
+            packed = batch.pack(grads)
+            if not batch.codec.feedback and "error" in state:
+                # A residual of another codec is added to the next gradient.
+                packed = packed + state["error"].view(packed.shape).to(packed.dtype)
+                state = {key: tensor for key, tensor in state.items() if key != "error"}
+            run = batch.codec.run(
+                names=batch.names, step=context.step, rank=context.rank, world=context.world, seed=context.seed
+            )
+            self._runs.append(run)
+            now.append(run.start(packed, state))
+        return self._next(list(range(len(self._batches))), now)
+
+    def resume(self, answers: Sequence[Any]) -> list[Request]:
+        """The next requests; none when all batches have their results."""
+        given: dict[int, Any] = {}
+        for (members, requests), got in zip(self._messages, answers, strict=True):
+            given.update(zip(members, self._split(requests, got), strict=True))
+        places = sorted(given)
+        return self._next(places, [self._runs[i].resume(given[i]) for i in places])
+
+    def _next(self, places: Sequence[int], now: Sequence[Request | Result]) -> list[Request]:
+        waiting: list[tuple[int, Request]] = []
+        for place, item in zip(places, now, strict=True):
+            if isinstance(item, Result):
+                self.results[place] = item
+            else:
+                waiting.append((place, _without_own_share(self._batches[place].codec, item)))
+        self._messages = _group(waiting)
+        self._round += 1
+        return [self._join(requests, number) for number, (_, requests) in enumerate(self._messages)]
+
+    def _join(self, requests: Sequence[Request], number: int) -> Request:
+        """One request that carries all of these."""
+        merges = self._buffered(requests)
+        if merges:
+            assert self._buffers is not None
+            return self._buffers.write(merges, self.context.world, key=(self._round, number))
+        if len(requests) == 1:
+            return requests[0]
+        merges = [lower(request) for request in requests]
+        first = merges[0]
+        own = any(m.own for m in merges)
+        return Merge(torch.cat([m.tensor for m in merges]), first.coder, first.seed, first.mean, own, not own)
+
+    def _split(self, requests: Sequence[Request], got: Any) -> list[Any]:
+        """The answer to each of these requests, from the answer to the one that carried them."""
+        merges = self._buffered(requests)
+        if merges:
+            assert self._buffers is not None
+            return [answer(r, out) for r, out in zip(requests, self._buffers.read(merges, got.mean), strict=True)]
+        if len(requests) == 1:
+            return [got]
+        sizes = [request.tensor.numel() for request in requests if not isinstance(request, Gather)]
+        means, owns = got.mean.view(-1).split(sizes), got.own.view(-1).split(sizes)
+        return [answer(r, Out(mean, own)) for r, mean, own in zip(requests, means, owns, strict=True)]
+
+    def _buffered(self, requests: Sequence[Request]) -> list[Merge]:
+        """These as merges, if they are to be written into a buffer of the launch; else none."""
+        if self._buffers is None or any(isinstance(request, Gather) for request in requests):
+            return []
+        merges = [lower(request) for request in requests]
+        return merges if all(self._buffers.can_send(merge) for merge in merges) else []
+
+
+def _without_own_share(codec: Codec, request: Request) -> Request:
+    """Codecs without feedback do not need this rank's own share back, nor the local gradient afterwards."""
+    if not isinstance(request, Merge) or codec.feedback or not request.coder.adds:
+        return request
+    return replace(request, own=False, scratch=codec.definition.name in ("none", "bf16") and codec.tail is None)
+
+
+def _group(waiting: Sequence[tuple[int, Request]]) -> list[tuple[list[int], list[Request]]]:
+    """Requests that can travel in one message: their payloads add up and have the same coding."""
+    groups: dict[Any, list[tuple[int, Request]]] = {}
+    for place, request in waiting:
+        key: Any = place
+        if not isinstance(request, Gather):
+            merge = lower(request)
+            if merge.coder.adds:
+                key = ("adds", merge.coder, merge.mean, merge.tensor.dtype)
+        groups.setdefault(key, []).append((place, request))
+    return [([p for p, _ in group], [r for _, r in group]) for group in groups.values()]

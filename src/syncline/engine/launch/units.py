@@ -1,27 +1,25 @@
-"""The engine's records of parameters and units: what a plan's row is at run time."""
+"""Run-time records of the plan: parameters (`Slot`), units (`UnitRun`), their launches, and their codec state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from syncline._compat import storage_users
-from syncline.codecs import build
-from syncline.engine.launch.batches import Cell, States, Where, cells_of, rounds_of
-from syncline.engine.launch.bf16_buffers import Rounded
+from syncline import codecs
+from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
+from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Unit
 
-if TYPE_CHECKING:
-    from syncline.engine.sync import Sync
+STEP_KEY = "syncline.step"
 
 
 @dataclass(eq=False)
 class Slot:
-    """A parameter: its name, its object, an alias of its memory for updates, and what this backward did to it."""
+    """A parameter: its name, its object, an alias of its memory for updates, and its part in this backward pass."""
 
     name: str
     parameter: nn.Parameter
@@ -29,78 +27,98 @@ class Slot:
     alias: Tensor
     unit: "UnitRun | None" = None
     fired: bool = False
+    """Whether its gradient was accumulated in this pass."""
     grad: Tensor | None = None
     """The object that `parameter.grad` was when its exchange began."""
     hooks: list[Any] = field(default_factory=list)
 
 
+class ParameterUpdate(NamedTuple):
+    """A parameter that an optimizer will update: its group there, its slot (if it is the model's), its tensors."""
+
+    group: int
+    slot: Slot | None
+    parameter: Tensor
+    alias: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """The step and rank for which a codec runs."""
+
+    step: int
+    rank: int
+    world: int
+    seed: int
+
+
 @dataclass(eq=False)
 class Launch:
-    """One part of a unit, and what it is doing in the present backward pass."""
+    """One part of a unit, and its progress in the current backward pass."""
 
     unit: "UnitRun"
     part: int
-    cells: Sequence[Cell]
+    batches: Sequence[CodecBatch]
     links: Sequence[Link]
-    """One a round: rounds have process groups of their own, so that no round's order depends on another's."""
+    """One per round: rounds have their own process groups, so that no round's order depends on another's."""
     position: int = 0
+    """Its place in the launch order of this pass."""
     ready: bool = False
-    where: Where = field(default_factory=lambda: Where(0, 0, 1, 0))
-    step: int = -1
-    """The recorder's step when the backward pass began; a worker may come to it in the next one."""
-    tentative: list[dict[str, Tensor]] | None = None
-    """The states that the last exchange would leave; committed by the optimizer's step."""
-    chain: bool = False
-    """Go on from the tentative states: gradients are being accumulated over several exchanges."""
     done: bool = False
+    context: StepContext = field(default_factory=lambda: StepContext(0, 0, 1, 0))
+    step: int = -1
+    """The recorder's step when the backward pass began; a worker may run the launch in the next one."""
+    tentative: list[dict[str, Tensor]] | None = None
+    """The codec states that the last exchange would leave; the optimizer's step commits them."""
+    chain: bool = False
+    """Continue from the tentative states: gradients are accumulated over several exchanges."""
     event: Any = None
+    """On CUDA: when its gradients are complete, later when its work is done."""
     measure: bool = False
     """Note this pass's norms, for the sentinel."""
     norms: Tensor | None = None
     """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
-    rounded: Rounded = field(default_factory=Rounded)
+    buffers: Bf16Buffers = field(default_factory=Bf16Buffers)
 
     def __post_init__(self) -> None:
-        self.rounds, self.always = rounds_of(self.cells)
+        self.rounds, self.fixed_rounds = count_rounds(self.batches)
         name = self.unit.row.name
         self.label = f"{name}[{self.part}]" if self.unit.row.partitions > 1 else name
 
     def commit(self) -> None:
-        """Keep what the exchange left."""
+        """Keep the codec states that the exchange left."""
         if self.tentative is not None:
-            for cell, state in zip(self.cells, self.tentative, strict=True):
-                cell.state = state
+            for batch, state in zip(self.batches, self.tentative, strict=True):
+                batch.state = state
             self.tentative = None
 
 
 class UnitRun:
-    """A row of the plan at work: its parameters, its launches, and the gradients in flight."""
+    """A row of the plan at run time: its parameters, its launches, and the gradients in flight."""
 
     def __init__(self, row: Unit, slots: Sequence[Slot], links: Mapping[str, list[Link]]) -> None:
         self.row, self.slots = row, list(slots)
-        self.codec = build(row.codec)
+        self.codec = codecs.build(row.codec)
         shapes = [tuple(slot.parameter.shape) for slot in slots]
         names = [slot.name for slot in slots]
-        parts = cells_of(self.codec, names, shapes, row.partitions)
-        self.launches = [Launch(self, k, cells, links[row.exchange]) for k, cells in enumerate(parts)]
+        parts = launch_batches(self.codec, names, shapes, row.partitions)
+        self.launches = [Launch(self, k, batches, links[row.exchange]) for k, batches in enumerate(parts)]
         self.index = min(slot.index for slot in slots)
         self.missing = 0
-        self.open_parts = 0
+        """Gradients that this pass has not accumulated yet."""
+        self.open_launches = 0
+        """Launches that have not finished in this pass."""
         self.grads: list[Tensor] = []
         self.targets: list[Tensor | None] = []
-        self.waiting: list[Any] = []
-        """What is to be done once the gradients have arrived, with its promise."""
-        self.exchanged: Any = None
-        """Promise of the averaged gradients."""
-        self.updated: list[Any] = []
-        """Promises of the updates, one an optimizer."""
-        self.fresh = False
-        """Whether an exchange has left states that no step has committed."""
+        """The gradient objects that receive the average; None for parameters that no rank used."""
+        self.uncommitted = False
+        """Whether an exchange has left codec states that no step has committed."""
         for slot in slots:
             slot.unit = self
 
-    def again(self, links: Mapping[str, list[Link]]) -> "UnitRun":
-        """This unit in another plan that has it just so."""
+    def reuse(self, links: Mapping[str, list[Link]]) -> "UnitRun":
+        """Go into another plan whose row is identical."""
         for slot in self.slots:
             slot.unit = self
         for launch in self.launches:
@@ -109,50 +127,34 @@ class UnitRun:
 
     def begin(self) -> None:
         """A backward pass starts."""
-        self.missing, self.open_parts = len(self.slots), len(self.launches)
-        self.grads, self.targets, self.waiting = [], [], []
+        self.missing, self.open_launches = len(self.slots), len(self.launches)
+        self.grads, self.targets = [], []
         for slot in self.slots:
             slot.fired = False
         for launch in self.launches:
             launch.ready = launch.done = False
 
-    def collect(self) -> None:
-        """The gradients are complete: take them as they are."""
-        again = self.fresh
-        for slot in self.slots:
-            grad = slot.parameter.grad
-            if grad is None:
-                # Unused on all ranks: nothing of it is kept, but every rank sends the same.
-                self.grads.append(torch.zeros_like(slot.alias))
-                self.targets.append(None)
-                continue
-            if grad.layout != torch.strided:
-                raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
-            if storage_users(grad) > 1:
-                # Autograd may give one memory to several gradients, or read it once more; ours is overwritten.
-                grad.data = grad.detach().clone()
-            again = again and grad is slot.grad
-            slot.grad = grad
-            self.grads.append(grad.detach())
-            self.targets.append(grad)
-        for launch in self.launches:
-            launch.chain = again
-        self.fresh = True
+    def commit(self) -> None:
+        """A step takes the averaged gradients: keep the codec states that their exchange left."""
+        if self.uncommitted:
+            self.uncommitted = False
+            for launch in self.launches:
+                launch.commit()
 
-    def drop(self) -> None:
-        """Nothing is in flight: let go of gradients that the user may have let go of."""
-        self.updated, self.grads, self.targets = [], [], []
-        if not self.fresh:
+    def forget_gradients(self) -> None:
+        """Nothing is in flight: drop references to gradients, so that the user can free them."""
+        self.grads, self.targets = [], []
+        if not self.uncommitted:
             for slot in self.slots:
                 slot.grad = None
 
     def receive(self, place: int, first: int, values: Tensor) -> None:
-        """Averaged values of a parameter's gradient, from `first` on."""
+        """Averaged values of a parameter's gradient, from value `first` on."""
         target = self.targets[place]
         if target is None:
             return
         if values.numel() == target.numel() and target.is_contiguous() and first == 0:
-            # No copy: the gradient's object takes the memory over.
+            # No copy: the gradient object takes over the memory.
             target.data = values.view(target.shape)
         elif target.is_contiguous():
             part = target.view(-1)[first : first + values.numel()]
@@ -161,22 +163,18 @@ class UnitRun:
         elif values.numel() == target.numel():
             target.copy_(values.view(target.shape))
         else:
-            self._scatter(target, first, values)
-
-    def _scatter(self, target: Tensor, first: int, values: Tensor) -> None:
-        """Into a gradient that is not contiguous, in the order of its indices."""
-        last = first + values.numel()
-        index = torch.arange(first, last, device=target.device)
-        target[torch.unravel_index(index, target.shape)] = values.view(-1)
+            # Not contiguous: by index, in the order of the values.
+            index = torch.arange(first, first + values.numel(), device=target.device)
+            target[torch.unravel_index(index, target.shape)] = values.view(-1)
 
 
-def units_of(
+def build_units(
     rows: Sequence[Unit], slots: Sequence[Slot], links: Mapping[str, list[Link]], states: States, *,
     before: Sequence[UnitRun],
 ) -> list[UnitRun]:  # fmt: skip
-    """The units of the parameters that train now, with their state.
+    """The units of the parameters that train now, with their codec state.
 
-    A unit of `before` that stays as it is keeps what its last exchange left until a step commits it.
+    A unit of `before` whose row is identical is reused, with the states that no step has committed yet.
     """
     by_name, old = {slot.name: slot for slot in slots}, {unit.row: unit for unit in before}
     for slot in slots:
@@ -187,29 +185,51 @@ def units_of(
         if not mine:
             continue
         if row in old and old[row].slots == mine:
-            units.append(old[row].again(links))
+            units.append(old[row].reuse(links))
             continue
         units.append(UnitRun(row, mine, links))
         for launch in units[-1].launches:
-            for cell in launch.cells:
-                cell.load(states)
+            for batch in launch.batches:
+                batch.load(states)
     return units
 
 
-class Exchanged:
-    """The ticket of a unit's gradients between backward and step."""
+def gather_states(units: Iterable[UnitRun], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, Tensor]]:
+    """The committed codec state of all units by parameter; the slices of a parameter are joined."""
+    slices: dict[tuple[str, str], list[tuple[int, Tensor]]] = {}
+    for unit in units:
+        for launch in unit.launches:
+            for batch in launch.batches:
+                for name, key, first, tensor in batch.dump():
+                    slices.setdefault((name, key), []).append((first, tensor))
+    states: dict[str, dict[str, Tensor]] = {}
+    for (name, key), parts in slices.items():
+        if len(parts) == 1:
+            states.setdefault(name, {})[key] = parts[0][1]
+        else:
+            whole = torch.cat([t.reshape(-1) for _, t in sorted(parts, key=lambda part: part[0])])
+            states.setdefault(name, {})[key] = whole.view(shapes[name])
+    return states
 
-    marked: list[Tensor] | None = None
 
-    def __init__(self, sync: "Sync", unit: UnitRun) -> None:
-        self._sync, self._unit = sync, unit
+def flat_state(states: States, step: int) -> dict[str, Tensor]:
+    """Codec state for a checkpoint: `"<parameter>.<key>"` to copies of the tensors, and the step."""
+    flat = {path: tensor.clone() for path, tensor in codecs.flatten(states).items()}
+    return {**flat, STEP_KEY: torch.tensor(step)}
 
-    def wait(self) -> None:
-        """Wait for the unit's exchange."""
-        self._sync._gradient_touched()
-        self._unit.exchanged.wait()
 
-    def done(self) -> bool:
-        """Whether the averaged gradient is there."""
-        done: bool = self._unit.exchanged.done()
-        return done
+def read_state(
+    state: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, dict[str, Tensor]], int]:
+    """Codec state and step from a `flat_state`, checked against the model's parameters."""
+    states = codecs.unflatten({path: tensor for path, tensor in state.items() if path != STEP_KEY})
+    if odd := sorted(set(states) - set(parameters)):
+        raise UsageError(f"the state has '{odd[0]}', which the model does not have: is it from another model?")
+    for name, tensors in states.items():
+        error, values = tensors.get("error"), parameters[name].numel()
+        if error is not None and error.numel() != values:
+            raise UsageError(
+                f"the residual of '{name}' has {error.numel()} values and the parameter {values}: is it from another"
+                " model?"
+            )
+    return states, int(state.get(STEP_KEY, torch.tensor(0)))

@@ -1,1 +1,1 @@
-"""The optimizer's side of the engine: `step()` returns at once and runs by parts."""
+"""The optimizer's side: `step()` returns at once and parameters are updated part by part as gradients arrive."""

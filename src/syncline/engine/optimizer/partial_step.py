@@ -1,39 +1,29 @@
-"""An optimizer stepped by parts: the same class, settings and state, on some of its parameters at a time.
+"""Step an optimizer on some of its parameters: the same class, settings and state, one part at a time.
 
-Each part is stepped through a stand-in of the optimizer whose groups hold aliases of the parameters, with the settings
-as they were when the user called `step()`: a scheduler may change them while a part is still in flight.
+Each part is stepped by a temporary optimizer object whose groups hold aliases of the parameters. Its settings are those
+at the time of the user's `step()`: a scheduler may change them while a part is still in flight.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from syncline._compat import unhooked_step
+from syncline._compat import unhooked_step, wrapped_by_scheduler
+from syncline.engine.launch.units import ParameterUpdate
 
 Settings = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Member:
-    """A parameter to be updated: its group in the optimizer, itself, an alias of its memory, and its gradient."""
-
-    group: int
-    parameter: Tensor
-    alias: Tensor
-    grad: Tensor
-
-
-def steps_by_parts(optimizer: torch.optim.Optimizer) -> str:
-    """Why this optimizer cannot be stepped by parts; empty if it can."""
+def why_whole(optimizer: torch.optim.Optimizer) -> str:
+    """The reason why this optimizer can only step all parameters at once; empty if it can step by parts."""
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
-        return f"{kind.__name__} is not one of torch's: whether it steps each parameter by itself is not known"
+        return f"{kind.__name__} is not one of torch's optimizers, so it may not step each parameter by itself"
     own = optimizer.__dict__.get("step")
-    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+    if own is not None and not wrapped_by_scheduler(own):
         return f"the step of this {kind.__name__} was replaced by another function"
     if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS looks at all parameters at once"
@@ -43,15 +33,15 @@ def steps_by_parts(optimizer: torch.optim.Optimizer) -> str:
 
 
 def settings(optimizer: torch.optim.Optimizer) -> Settings:
-    """The groups' settings as they are now, without the parameters."""
+    """The settings of all parameter groups as they are now, without the parameters."""
     return [
         {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
         for group in optimizer.param_groups
     ]
 
 
-def update(optimizer: torch.optim.Optimizer, at: Settings, members: Sequence[Member]) -> None:
-    """Step these parameters with these settings; from any thread, one parameter in one call at a time."""
+def step_part(optimizer: torch.optim.Optimizer, at: Settings, members: Sequence[ParameterUpdate]) -> None:
+    """Step these parameters with these settings. From any thread, but only one call at a time for a parameter."""
     kind = type(optimizer)
     part: Any = object.__new__(kind)
     part.__dict__.update(optimizer.__dict__)
@@ -79,7 +69,7 @@ def update(optimizer: torch.optim.Optimizer, at: Settings, members: Sequence[Mem
 
 
 class WaitingState(defaultdict):  # type: ignore[type-arg]
-    """An optimizer's `state` that waits for updates in flight before anybody reads it."""
+    """An optimizer's `state` that waits for updates in flight before it is read."""
 
     def __init__(self, content: Mapping[Any, Any], wait: Callable[[], None]) -> None:
         super().__init__(dict, content)

@@ -1,92 +1,116 @@
-"""The optimizer's side: `step()` returns at once, and each unit is updated when its gradients have arrived."""
+"""`optimizer.step()` under the engine: it returns at once, and each unit is updated when its gradients have arrived."""
 
 import types
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from syncline._compat import global_step_hooks
-from syncline.engine.inflight import tickets as pending
-from syncline.engine.launch.units import Slot, UnitRun
-from syncline.engine.optimizer import partial_step as byparts
-from syncline.engine.optimizer.partial_step import Member, WaitingState
+from syncline._compat import note_step_called, pass_for_step, step_hooks
+from syncline.engine.inflight import tickets
+from syncline.engine.inflight.in_flight import InFlight
+from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
+from syncline.engine.optimizer.partial_step import Settings, WaitingState, settings, step_part, why_whole
+from syncline.engine.protocols import EngineView, Ticket
+from syncline.engine.step_state import Phase, StepState
 from syncline.errors import UsageError
 
-if TYPE_CHECKING:
-    from syncline.engine.sync import Sync
-
-# The parameter, our alias of it, and nobody else.
-_KNOWN_USERS = 2
-_PATCHED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+_REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+_OWNER = "syncline_engine"
+"""The attribute of an adopted optimizer that holds its engine."""
 
 
 class Stepper:
-    """Steps adopted optimizers by parts, or as a whole where something looks at all gradients at once."""
+    """Steps adopted optimizers by parts, or as a whole if something needs all gradients at once.
 
-    def __init__(self, sync: "Sync", update: str | None) -> None:
+    Thread: the training thread; the updates themselves run where the executor runs them.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        state: StepState,
+        in_flight: InFlight,
+        *,
+        update: str | None,
+        finish_backward: Callable[[], None],
+        stepped: Callable[[bool], None],
+    ) -> None:
+        """`stepped(first)` is called after a step; `first`: no other optimizer has stepped since the backward pass."""
         if update not in (None, "unit", "whole"):
             raise UsageError(f"update is '{update}': use 'unit', 'whole' or None (by the optimizer's kind)")
-        self._sync, self._update = sync, update
+        self._engine, self._state, self._in_flight, self._update = engine, state, in_flight, update
+        self._finish_backward, self._stepped = finish_backward, stepped
         self._originals: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
-        self._slots: dict[int, Slot] = {}
-        self._rest: list[Any] = []
-        self._strays: list[Tensor] = []
+        self._slots = {id(slot.parameter): slot for slot in engine.slots}
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over an optimizer's `step`."""
+        """Replace an optimizer's `step` and the methods that must wait for updates in flight."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
-        if getattr(optimizer, "_syncline", None) is not None:
+        if getattr(optimizer, _OWNER, None) is not None:
             raise UsageError("this optimizer is attached already: close() the first attachment before attaching again")
-        self._slots = {id(slot.parameter): slot for slot in self._sync.slots}
-        mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._slots]
-        if not mine:
+        if not self._has_ours(optimizer):
             raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
-        why = byparts.steps_by_parts(optimizer)
+        why = why_whole(optimizer)
         whole = self._update == "whole" or bool(why and self._update is None)
         if why and self._update is None:
-            self._sync.say(f"{why}: every step waits for all gradients")
-        self._originals.append((optimizer, {name: optimizer.__dict__.get(name) for name in _PATCHED}))
-        original = {name: getattr(optimizer, name) for name in _PATCHED}
-        sync, stepper = self._sync, self
+            self._engine.say(f"{why}: every step waits for all gradients")
+        self._originals.append((optimizer, {name: optimizer.__dict__.get(name) for name in _REPLACED}))
+        original = {name: getattr(optimizer, name) for name in _REPLACED}
+        engine, stepper = self._engine, self
 
         def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            self._opt_called = True  # type: ignore[attr-defined]
+            note_step_called(self)
             return stepper.step(self, original["step"], closure, whole=whole)
 
         def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
             stepper.zero_grad(self, original["zero_grad"], set_to_none)
 
-        def settled(name: str) -> Callable[..., Any]:
+        def waiting(name: str) -> Callable[..., Any]:
             def call(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-                sync.wait()
+                engine.wait()
                 result = original[name](*args, **kwargs)
                 stepper.guard_state(self)
                 return result
 
             return call
 
-        patched: dict[str, Any] = {
-            "step": step,
-            "zero_grad": zero_grad,
-            **{name: settled(name) for name in _PATCHED[2:]},
-        }
-        for name, function in patched.items():
+        functions: list[Any] = [step, zero_grad, *(waiting(name) for name in _REPLACED[2:])]
+        for name, function in zip(_REPLACED, functions, strict=True):
             function.__name__ = name
-            if hasattr(original[name], "_wrapped_by_lr_sched"):
-                function._wrapped_by_lr_sched = True  # else the scheduler complains
+            pass_for_step(function, original[name])
             optimizer.__dict__[name] = types.MethodType(function, optimizer)
-        optimizer._syncline = sync  # type: ignore[attr-defined]
+        setattr(optimizer, _OWNER, engine)
         self.guard_state(optimizer)
 
+    def adopt_unnamed(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Adopt an optimizer that is about to step, if it has parameters of this model; True if it was adopted now.
+
+        The step that has begun steps all parameters at once; call `stepped_whole` after it.
+        """
+        owner = getattr(optimizer, _OWNER, None)
+        if owner is self._engine or not self._has_ours(optimizer):
+            return False
+        if owner is not None:
+            raise UsageError("an optimizer holds parameters of two wrapped models: build one optimizer for each model")
+        self._engine.wait()
+        self.adopt(optimizer)
+        return True
+
+    def _has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(p) in self._slots for group in optimizer.param_groups for p in group["params"])
+
     def guard_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let readers of `optimizer.state` wait."""
+        """Make readers of `optimizer.state` wait."""
         if not isinstance(optimizer.state, WaitingState):
             optimizer.state = WaitingState(optimizer.state, self._before_state)
+
+    def _before_state(self) -> None:
+        if self._state.in_flight and self._state.phase is not Phase.STEPPING:
+            self._engine.wait()
 
     def restore(self) -> None:
         """Give the optimizers their own methods back."""
@@ -96,200 +120,137 @@ class Stepper:
                     optimizer.__dict__.pop(name, None)
                 else:
                     optimizer.__dict__[name] = value
-            optimizer.__dict__.pop("_syncline", None)
+            optimizer.__dict__.pop(_OWNER, None)
             if isinstance(optimizer.state, WaitingState):
                 optimizer.state = defaultdict(dict, dict.items(optimizer.state))
         self._originals = []
-        self._let_strays_go()
-
-    def wait(self) -> None:
-        """Return when what is no unit's has been done."""
-        for promise in self._rest:
-            promise.wait()
-        self._rest = []
-        self._let_strays_go()
-
-    def _let_strays_go(self) -> None:
-        """What the optimizer has and the model has not is marked, too, and nobody else remembers it."""
-        for tensor in self._strays:
-            pending.release(tensor)
-        self._strays = []
-
-    def _before_state(self) -> None:
-        if self._sync._outstanding and not self._sync._stepping:
-            self._sync.wait()
 
     def step(self, optimizer: Any, original: Callable[..., Any], closure: Any, *, whole: bool) -> Any:
         """The user's `optimizer.step()`."""
-        sync = self._sync
         if closure is not None:
-            sync.say("a closure evaluates the model inside step: every step waits for all gradients")
-            return self._with_closure(optimizer, original, closure)
-        sync._finish_backward()
-        if whole or not sync._outstanding or getattr(optimizer, "found_inf", None) is not None:
-            return self._whole(optimizer, original)
-        if getattr(optimizer, "grad_scale", None) is not None:
-            return self._whole(optimizer, original)
-        # As torch's own `step` has them; whole steps go through that.
-        before, after = global_step_hooks()
-        for hook in [*before, *optimizer._optimizer_step_pre_hooks.values()]:
+            self._engine.say("a closure evaluates the model inside step: every step waits for all gradients")
+            return self._step_with_closure(original, closure)
+        self._finish_backward()
+        scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
+        if whole or scaled or not self._state.in_flight:
+            return self._step_whole(optimizer, original)
+        # torch's own `step` calls these hooks; steps of all parameters at once go through it.
+        before, after = step_hooks(optimizer)
+        for hook in before:
             hook(optimizer, (optimizer,), {})
-        if sync._profile is not None:
-            sync._settle_gradients()
-            sync._profile.updates_begin()
-        sync._stepping = True
+        executor = self._engine.executor
+        executor.begin_updates(self._engine.units)
+        self._state.begin_step()
         try:
-            self._by_parts(optimizer)
-        finally:
-            sync._stepping = False
-        if sync._profile is not None:
-            sync._profile.updates_issued()
-            sync.wait()
-            sync._profile.updates_done()
-        sync._stepped()
-        for hook in [*optimizer._optimizer_step_post_hooks.values(), *after]:
+            self._hand_over(optimizer)
+        except BaseException:
+            self._state.abort_step()
+            raise
+        first = self._state.end_step()
+        executor.end_updates()
+        self._stepped(first)
+        for hook in after:
             hook(optimizer, (optimizer,), {})
         return None
 
-    def found(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer that nobody named is about to step: True if it is this model's and now adopted.
+    def _hand_over(self, optimizer: Any) -> None:
+        """Give the executor one update per unit of this optimizer."""
+        at = settings(optimizer)
+        by_unit: dict[UnitRun | None, list[ParameterUpdate]] = {}
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                slot = self._slots.get(id(parameter))
+                grad = parameter.grad
+                if grad is None:
+                    continue
+                unit = slot.unit if slot is not None else None
+                alias = _alias(slot) if slot is not None else parameter.detach()
+                by_unit.setdefault(unit, []).append(ParameterUpdate(index, slot, parameter, alias, grad))
+        blocking: list[Ticket] = []
+        for unit, updates in by_unit.items():
+            ticket = self._engine.executor.after(unit, self._update_of(optimizer, at, unit, updates))
+            if self._in_flight.add_update(unit, ticket, updates):
+                blocking.append(ticket)
+        for ticket in blocking:
+            ticket.wait()
 
-        The step that has begun is a whole one; call `stepped_whole` when it is done.
-        """
-        sync = self._sync
-        owner = getattr(optimizer, "_syncline", None)
-        if owner is sync:
-            return False
-        known = {id(slot.parameter) for slot in sync.slots}
-        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
-            return False
-        if owner is not None:
-            raise UsageError("an optimizer holds parameters of two wrapped models: build one optimizer for each model")
-        sync.wait()
-        self.adopt(optimizer)
-        return True
+    def _update_of(
+        self, optimizer: Any, at: Settings, unit: UnitRun | None, updates: list[ParameterUpdate]
+    ) -> Callable[[], None]:
+        """The update of a unit, to run when its gradients are averaged."""
+        recorder = self._engine.recorder
+        label, step = unit.row.name if unit is not None else "others", recorder.step
 
-    def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped all its parameters by itself: keep the states, count the step."""
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for unit in self._sync.units:
-            if any(id(slot.parameter) in mine for slot in unit.slots):
-                self._commit(unit)
-        self._sync._stepped()
+        def work() -> None:
+            begin = recorder.mark("update")
+            if unit is not None:
+                unit.commit()
+            step_part(optimizer, at, updates)
+            recorder.add("update", "update", begin, recorder.mark("update"), unit=label, step=step)
 
-    def _whole(self, optimizer: Any, original: Callable[..., Any]) -> Any:
-        sync = self._sync
-        sync.wait()
-        recorder = sync.recorder
-        begin, step = recorder.mark("update"), recorder.step  # a recording counts the step as soon as it was taken
+        return work
+
+    def _step_whole(self, optimizer: Any, original: Callable[..., Any]) -> Any:
+        self._engine.wait()
+        recorder = self._engine.recorder
+        begin, step = recorder.mark("update"), recorder.step  # a recording counts the step inside `original`
         result = original()
         recorder.add("update", "update", begin, recorder.mark("update"), unit="all", step=step)
         self.stepped_whole(optimizer)
         return result
 
-    def _with_closure(self, optimizer: Any, original: Callable[..., Any], closure: Callable[[], Any]) -> Any:
-        sync = self._sync
+    def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped all its parameters by itself: commit codec states, count the step."""
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for unit in self._engine.units:
+            if any(id(slot.parameter) in mine for slot in unit.slots):
+                unit.commit()
+        self._stepped(self._state.whole_step())
+
+    def _step_with_closure(self, original: Callable[..., Any], closure: Callable[[], Any]) -> Any:
+        engine = self._engine
 
         def averaged() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            sync.wait()
+            engine.wait()
             return loss
 
-        sync.wait()
+        engine.wait()
         result = original(averaged)
-        for unit in sync.units:
-            self._commit(unit)
-        sync._stepped()
+        for unit in engine.units:
+            unit.commit()
+        self._stepped(self._state.whole_step())
         return result
 
-    def _by_parts(self, optimizer: Any) -> None:
-        self._sync.executor.fence()
-        at = byparts.settings(optimizer)
-        by_unit: dict[UnitRun | None, list[tuple[Slot | None, Member]]] = {}
-        for index, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                slot = self._slots.get(id(parameter))
-                grad = parameter.grad
-                unit = slot.unit if slot is not None else None
-                if grad is None:
-                    continue
-                alias = self._alias(slot) if slot is not None else parameter.detach()
-                by_unit.setdefault(unit, []).append((slot, Member(index, parameter, alias, grad)))
-        aliased: list[Any] = []
-        profile = self._sync._profile
-        for unit, entries in by_unit.items():
-            with nullcontext() if profile is None else profile.issuing_update():
-                promise = self._schedule(optimizer, at, unit, [member for _, member in entries])
-            shared = False
-            for slot, member in entries:
-                # In the order of the plain loop: an older graph over this parameter is out of date from now on.
-                torch.autograd.graph.increment_version(member.parameter)
-                fits = pending.mark(member.parameter, promise) and pending.mark(member.grad, promise)
-                shared = shared or not fits or pending.shares_memory(member.alias, _KNOWN_USERS)
-                if slot is None:
-                    self._strays += [member.parameter, member.grad]
-                    continue
-                if slot.grad is not None and slot.grad is not member.grad:
-                    pending.release(slot.grad)
-                slot.grad = member.grad
-            if shared:
-                aliased.append(promise)
-        for promise in aliased:
-            promise.wait()
-
-    def _schedule(self, optimizer: Any, at: byparts.Settings, unit: UnitRun | None, members: list[Member]) -> Any:
-        sync = self._sync
-        label = unit.row.name if unit is not None else "others"
-        step = sync.recorder.step
-
-        def work() -> None:
-            begin = sync.recorder.mark("update")
-            if unit is not None:
-                self._commit(unit)
-            byparts.update(optimizer, at, members)
-            sync.recorder.add("update", "update", begin, sync.recorder.mark("update"), unit=label, step=step)
-
-        promise = sync.executor.after(unit, work)
-        if unit is not None:
-            unit.updated.append(promise)
-        else:
-            self._rest.append(promise)
-        return promise
-
-    def _alias(self, slot: Slot) -> Tensor:
-        if slot.alias.data_ptr() != slot.parameter.data_ptr() or slot.alias.shape != slot.parameter.shape:
-            slot.alias = slot.parameter.detach()  # the user gave the parameter other memory
-        return slot.alias
-
     def owes_a_step(self) -> bool:
-        """Whether the last exchange has left states that an optimizer is still to commit; with nothing in flight."""
+        """Whether the last exchange left codec states that an optimizer has still to commit; with nothing in flight."""
         held = {id(p) for optimizer, _ in self._originals for group in optimizer.param_groups for p in group["params"]}
-        for unit in self._sync.units:
+        for unit in self._engine.units:
             left = any(state for launch in unit.launches for state in launch.tentative or ())
-            # A parameter that no rank has used, or that is in no optimizer, will not be stepped.
-            if unit.fresh and left and any(s.grad is not None and id(s.parameter) in held for s in unit.slots):
+            # A parameter that no rank used, or that is in no optimizer, will not be stepped.
+            if unit.uncommitted and left and any(s.grad is not None and id(s.parameter) in held for s in unit.slots):
                 return True
         return False
 
-    def _commit(self, unit: UnitRun) -> None:
-        if unit.fresh:
-            unit.fresh = False
-            for launch in unit.launches:
-                launch.commit()
-
     def zero_grad(self, optimizer: Any, original: Callable[..., Any], set_to_none: bool) -> None:
-        """As the optimizer's, without waiting: a gradient in flight is replaced, not overwritten."""
-        sync = self._sync
-        sync._finish_backward()
-        if not set_to_none and sync._outstanding:
+        """The user's `optimizer.zero_grad()`, without waiting: a gradient in flight is replaced, not overwritten."""
+        self._finish_backward()
+        if not set_to_none and self._state.in_flight:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    if p.grad is not None and pending.is_pending(p.grad):
+                    if p.grad is not None and tickets.is_marked(p.grad):
                         p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
         original(set_to_none=set_to_none)
+        updated = self._in_flight.updates
         for group in optimizer.param_groups:
             for p in group["params"]:
                 slot = self._slots.get(id(p))
-                if slot is not None and slot.unit is not None and not slot.unit.updated:
-                    slot.unit.fresh = False
+                if slot is not None and slot.unit is not None and slot.unit not in updated:
+                    slot.unit.uncommitted = False
+
+
+def _alias(slot: Slot) -> Tensor:
+    if slot.alias.data_ptr() != slot.parameter.data_ptr() or slot.alias.shape != slot.parameter.shape:
+        slot.alias = slot.parameter.detach()  # the user gave the parameter other memory
+    return slot.alias

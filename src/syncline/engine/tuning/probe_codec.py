@@ -16,8 +16,10 @@ from torch import Tensor
 from syncline import codecs, exchange
 from syncline.codecs import Codec
 from syncline.codecs.build import LATE
-from syncline.engine.launch.batches import Cell, Course, Where, cells_of
-from syncline.engine.launch.bf16_buffers import Rounded
+from syncline.engine.launch.batches import CodecBatch, launch_batches
+from syncline.engine.launch.bf16_buffers import Bf16Buffers
+from syncline.engine.launch.run import LaunchRun
+from syncline.engine.launch.units import StepContext
 from syncline.engine.tuning.probe_link import synchronized_time
 from syncline.exchange import AllGather, AllReduce, Exchange, Handle, Link, Place
 from syncline.plan.costs import CodecCost, Curve
@@ -25,7 +27,7 @@ from syncline.plan.costs import CodecCost, Curve
 States = list[dict[str, Tensor]]
 StageSeconds = tuple[float, float, float]
 """Seconds until the first message is ready, between messages, and after the last message has arrived."""
-Run = Callable[[Sequence[Cell], Where, Tensor, States], tuple[StageSeconds, States]]
+Run = Callable[[Sequence[CodecBatch], StepContext, Tensor, States], tuple[StageSeconds, States]]
 """Runs a codec once on a gradient: its stages, and its next state."""
 
 
@@ -35,12 +37,16 @@ def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, devi
     carrier = exchange.build(exchange.legal(codec)[0])
     issues: dict[torch.Size, list[float]] = {}
 
-    def run(cells: Sequence[Cell], where: Where, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        seconds, states = _run_alone(Course(cells, where), carrier, grad, states, lambda: synchronized_time(device))
+    def run(
+        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
+    ) -> tuple[StageSeconds, States]:
+        seconds, states = _run_alone(
+            LaunchRun(batches, context), carrier, grad, states, lambda: synchronized_time(device)
+        )
         if device.type == "cuda":
             # Once more without waiting for the device, which has nothing else to do.
             begin = synchronized_time(device)
-            _run_alone(Course(cells, where), carrier, grad, states, time.perf_counter)
+            _run_alone(LaunchRun(batches, context), carrier, grad, states, time.perf_counter)
             issues.setdefault(grad.shape, []).append(time.perf_counter() - begin)
         return seconds, states
 
@@ -51,10 +57,12 @@ def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, devi
 
 def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, rank: int, stretch: float) -> CodecCost:
     """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
-    rounded = Rounded() if str(link.exchange) == "allreduce" else None
+    buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
 
-    def run(cells: Sequence[Cell], where: Where, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        return _run_over_link(Course(cells, where, rounded=rounded), link, grad, states)
+    def run(
+        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
+    ) -> tuple[StageSeconds, States]:
+        return _run_over_link(LaunchRun(batches, context, buffers=buffers), link, grad, states)
 
     curves = _curves(
         codecs.build(spec), shapes, run, rank=rank, world=link.place.world, device=torch.device("cpu"), repeats=4
@@ -77,12 +85,12 @@ def _curves(
     # Its own random numbers: those of the job must not change.
     numbers = torch.Generator(device=device).manual_seed(rank)
     for shape in shapes:
-        (cells,) = cells_of(codec, ["probe"], [shape], 1)
-        states: States = [{} for _ in cells]
+        (batches,) = launch_batches(codec, ["probe"], [shape], 1)
+        states: States = [{} for _ in batches]
         rows = []
         for step in range(repeats):
             grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
-            seconds, states = run(cells, Where(LATE + step, rank, world, 0), grad, states)
+            seconds, states = run(batches, StepContext(LATE + step, rank, world, 0), grad, states)
             rows.append(seconds)
         for column, line in zip(zip(*rows[1:], strict=True), points, strict=True):
             line.append((float(torch.Size(shape).numel()), statistics.median(column)))
@@ -90,23 +98,23 @@ def _curves(
 
 
 def _run_alone(
-    course: Course, carrier: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
+    launch_run: LaunchRun, carrier: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
 ) -> tuple[StageSeconds, States]:
     """Run a codec as rank 0, with its own messages in place of those of other ranks."""
-    world = course.where.world
+    world = launch_run.context.world
     place = Place(0, world, world)
     spent: list[float] = []
     begin = clock()
-    requests = course.start([grad], states)
+    requests = launch_run.start([grad], states)
     while requests:
         moves = [carrier.moves(request, place) for request in requests]
         first = [next(move) for move in moves]
         spent.append(clock() - begin)
         # The network would be busy here.
         begin = clock()
-        requests = course.resume([_answer(move, op, world) for move, op in zip(moves, first, strict=True)])
+        requests = launch_run.resume([_answer(move, op, world) for move, op in zip(moves, first, strict=True)])
     spent.append(clock() - begin)
-    return _result(course, spent)
+    return _result(launch_run, spent)
 
 
 def _answer(moves: Generator[Any, Any, Any], op: Any, world: int) -> Any:
@@ -122,9 +130,9 @@ def _answer(moves: Generator[Any, Any, Any], op: Any, world: int) -> Any:
             return end.value
 
 
-def _run_over_link(course: Course, link: Link, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+def _run_over_link(launch_run: LaunchRun, link: Link, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
     begin = time.thread_time()
-    requests = course.start([grad], states)
+    requests = launch_run.start([grad], states)
     spent: list[float] = []
     while requests:
         handles = [link.launch(request) for request in requests]
@@ -134,9 +142,9 @@ def _run_over_link(course: Course, link: Link, grad: Tensor, states: States) -> 
         for handle in handles:
             begin = _drive(handle, begin, spent)
             answers.append(handle.wait())
-        requests = course.resume(answers)
+        requests = launch_run.resume(answers)
     spent.append(time.thread_time() - begin)
-    return _result(course, spent)
+    return _result(launch_run, spent)
 
 
 def _drive(handle: Handle, begin: float, spent: list[float]) -> float:
@@ -148,6 +156,6 @@ def _drive(handle: Handle, begin: float, spent: list[float]) -> float:
     return begin
 
 
-def _result(course: Course, spent: Sequence[float]) -> tuple[StageSeconds, States]:
-    states = [dict(result.state) for result in course.results if result is not None]
+def _result(launch_run: LaunchRun, spent: Sequence[float]) -> tuple[StageSeconds, States]:
+    states = [dict(result.state) for result in launch_run.results if result is not None]
     return (spent[0], sum(spent[1:-1]), spent[-1]), states

@@ -1,4 +1,4 @@
-"""`syncline.DistributedDataParallel` in the place of torch's: the same loops, the same parameters, to the bit."""
+"""`syncline.DistributedDataParallel` instead of torch's: the same loops give the same parameters, bit for bit."""
 
 import copy
 import gc
@@ -107,7 +107,7 @@ def every_loop(rank: int, world: int) -> dict[str, str]:
             model = kind(net())
             optimizers = loop(model, rank)
             ours = kind is syncline.DistributedDataParallel
-            adopted = [getattr(optimizer, "_syncline", None) is not None for optimizer in optimizers]
+            adopted = [getattr(optimizer, "syncline_engine", None) is not None for optimizer in optimizers]
             assert adopted == [ours] * len(optimizers), loop.__name__
             if ours:
                 assert model.sync.step == (STEPS - 2 if loop is scaled else STEPS), (loop.__name__, model.sync.step)
@@ -124,7 +124,7 @@ def every_loop(rank: int, world: int) -> dict[str, str]:
     return problems
 
 
-def test_loops_are_those_of_torch_ddp_to_the_bit() -> None:
+def test_training_loops_match_torch_ddp_bit_for_bit() -> None:
     assert run_ranks(every_loop, 2, timeout=100) == [{}, {}]
 
 
@@ -158,7 +158,7 @@ def shape(rank: int, world: int) -> None:
     stranger = SGD(other.parameters(), lr=0.1)
     other(torch.ones(2)).sum().backward()
     stranger.step()
-    assert not hasattr(stranger, "_syncline")
+    assert not hasattr(stranger, "syncline_engine")
 
     # A copy is a plain module with the same values.
     twin = copy.deepcopy(wrapped)
@@ -181,13 +181,13 @@ def shape(rank: int, world: int) -> None:
     del wrapped
     second.close()
     gc.collect()
-    assert sync._closed
+    assert sync.closed
     assert "step" not in optimizer.__dict__
     assert not [t.name for t in threading.enumerate() if t.name.startswith("syncline-")]
     dist.barrier()
 
 
-def test_shape_hooks_copies_and_garbage() -> None:
+def test_interface_hooks_copies_and_garbage_collection() -> None:
     run_ranks(shape, 2, timeout=60)
 
 
@@ -200,7 +200,7 @@ def codec_and_given_optimizer(rank: int, world: int) -> tuple[bool, bool]:
         optimizer = SGD(model.parameters(), lr=0.05)
         if wrap:
             wrapped = syncline.DistributedDataParallel(model, compress="powersgd(rank=2)", optimizer=optimizer)
-            assert hasattr(optimizer, "_syncline")
+            assert hasattr(optimizer, "syncline_engine")
             sync, trained = wrapped.sync, wrapped
         else:
             sync, trained = syncline.attach(model, optimizer, compress="powersgd(rank=2)"), model
@@ -210,7 +210,7 @@ def codec_and_given_optimizer(rank: int, world: int) -> tuple[bool, bool]:
     return list(seen[0]) == list(seen[1]), all(torch.equal(t, seen[1][k]) for k, t in seen[0].items())
 
 
-def test_codec_is_that_of_attach() -> None:
+def test_a_codec_gives_the_same_as_with_attach() -> None:
     assert run_ranks(codec_and_given_optimizer, 2) == [(True, True)] * 2
 
 
@@ -223,5 +223,5 @@ def one_rank(rank: int, world: int) -> None:
             syncline.DistributedDataParallel(net(), **refused)
 
 
-def test_one_rank_and_refusals() -> None:
+def test_one_rank_and_refused_options() -> None:
     run_ranks(one_rank, 1)

@@ -1,11 +1,11 @@
-"""Messages in bfloat16 that stay: the bits of the plain way, in memory that was there before."""
+"""Reused bfloat16 buffers: the same bits as without them, and no new memory."""
 
 import pytest
 import torch
 
 from syncline.codecs import Merge
 from syncline.codecs.coder import cast
-from syncline.engine.launch.bf16_buffers import Rounded
+from syncline.engine.launch.bf16_buffers import Bf16Buffers
 
 BF16 = cast(torch.bfloat16)
 
@@ -20,16 +20,16 @@ def test_a_message_holds_the_rounded_shares(world, mean):
     torch.manual_seed(0)
     merges = _merges(5, 1000, 3, mean=mean)
     values = torch.cat([merge.tensor for merge in merges])
-    sent = Rounded().write(merges, world).tensor
+    sent = Bf16Buffers().write(merges, world).tensor
     assert sent.dtype == torch.bfloat16
     share = 1 / world if mean else 1.0
     expected = (values.double() * share).float().bfloat16()
-    # By powers of two rounding and sharing may change places; else the product is rounded once, from float32.
+    # A division by a power of two may come after rounding; else the product is rounded once, from float32.
     assert torch.equal(sent, expected)
 
 
-def test_the_sum_is_read_to_where_the_gradients_were_and_the_message_is_used_again():
-    message = Rounded()
+def test_the_sum_is_read_into_the_gradients_and_the_buffer_is_reused():
+    message = Bf16Buffers()
     merges = _merges(4, 6)
     places = [merge.tensor.data_ptr() for merge in merges]
     sent = message.write(merges, 2).tensor
@@ -40,17 +40,17 @@ def test_the_sum_is_read_to_where_the_gradients_were_and_the_message_is_used_aga
     assert message.write(_merges(4, 7), 2).tensor.numel() == 11
 
 
-def test_what_a_codec_may_still_need_is_not_overwritten():
+def test_tensors_that_a_codec_still_needs_are_not_overwritten():
     (merge,) = _merges(3, scratch=False)
     before = merge.tensor.clone()
-    Rounded().write([merge], 2)
-    (out,) = Rounded.read([merge], torch.ones(3).bfloat16())
+    Bf16Buffers().write([merge], 2)
+    (out,) = Bf16Buffers.read([merge], torch.ones(3).bfloat16())
     assert torch.equal(out.mean, torch.ones(3))
     assert torch.equal(merge.tensor, before)
 
 
-def test_messages_of_one_launch_are_apart():
-    messages = Rounded()
+def test_messages_of_one_launch_have_their_own_buffers():
+    messages = Bf16Buffers()
     first, second = (messages.write(_merges(3), 1, key=key).tensor for key in ((1, 0), (1, 1)))
     assert first.data_ptr() != second.data_ptr()
 
@@ -63,5 +63,5 @@ def test_messages_of_one_launch_are_apart():
         Merge(torch.zeros(3, dtype=torch.float64), BF16, own=False),
     ],
 )
-def test_what_is_needed_afterwards_or_written_otherwise_is_left_alone(merge):
-    assert not Rounded.takes(merge)
+def test_other_requests_do_not_use_a_buffer(merge):
+    assert not Bf16Buffers.can_send(merge)

@@ -1,4 +1,4 @@
-"""Tensors in flight: who waits for what, and when a tensor is itself again."""
+"""Marked tensors: touches wait for the ticket, and the class is restored when it is done."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.engine.inflight import tickets as pending
+from syncline.engine.inflight import tickets
 
 
 class Ticket:
@@ -26,44 +26,44 @@ class Ticket:
         return self.ended
 
 
-def test_one_touch_lets_all_go_that_wait_for_the_same() -> None:
+def test_one_touch_releases_all_tensors_with_the_same_ticket() -> None:
     ticket, tensors = Ticket(), [torch.ones(2) for _ in range(3)]
-    assert all(pending.mark(tensor, ticket) for tensor in tensors)
+    assert all(tickets.mark(tensor, ticket) for tensor in tensors)
     ticket.ended = True
     assert tensors[0].sum() == 2
     assert ticket.waits == 1
     assert [type(tensor) for tensor in tensors] == [torch.Tensor] * 3
-    assert not any(map(pending.is_pending, tensors))
+    assert not any(map(tickets.is_marked, tensors))
     assert ticket.marked is None, "and nothing is kept alive"
 
 
-def test_until_it_is_settled_every_touch_waits() -> None:
+def test_every_touch_waits_until_the_ticket_is_done() -> None:
     ticket, first, second = Ticket(), torch.ones(2), torch.ones(2)
     for tensor in (first, second):
-        pending.mark(tensor, ticket)
+        tickets.mark(tensor, ticket)
     for tensor in (first, second, first):
         assert tensor.sum() == 2
     assert ticket.waits == 3
-    assert pending.is_pending(first)
+    assert tickets.is_marked(first)
     for tensor in (first, second):
-        pending.release(tensor)
+        tickets.release(tensor)
 
 
-def test_what_waits_for_something_else_by_now_is_left() -> None:
+def test_tensors_with_a_newer_ticket_stay_marked() -> None:
     before, after, first, second = Ticket(), Ticket(), torch.ones(2), torch.ones(2)
     for tensor in (first, second):
-        pending.mark(tensor, before)
-    pending.mark(second, after)
+        tickets.mark(tensor, before)
+    tickets.mark(second, after)
     before.ended = True
     assert first.sum() == 2
-    assert not pending.is_pending(first)
-    assert pending.is_pending(second)
+    assert not tickets.is_marked(first)
+    assert tickets.is_marked(second)
     assert second.sum() == 2
     assert after.waits == 1
-    pending.release(second)
+    tickets.release(second)
 
 
-def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
+def test_other_threads_can_read_parameters_meanwhile() -> None:
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(20)]
     stop, failed = threading.Event(), []
 
@@ -84,15 +84,15 @@ def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
             reader.start()
         until = time.monotonic() + 2
         while time.monotonic() < until and not failed:
-            tickets = [Ticket() for _ in range(4)]
+            four = [Ticket() for _ in range(4)]
             for number, parameter in enumerate(parameters):
-                assert pending.mark(parameter, tickets[number % 4])
-            for ticket in tickets:
+                assert tickets.mark(parameter, four[number % 4])
+            for ticket in four:
                 ticket.ended = True
             for parameter in parameters[::5]:
-                pending.touch(parameter)
+                tickets.touch(parameter)
             for parameter in parameters:
-                pending.release(parameter)
+                tickets.release(parameter)
     finally:
         stop.set()
         for reader in readers:
@@ -100,41 +100,41 @@ def test_a_thread_that_reads_parameters_meanwhile_changes_nothing() -> None:
         sys.setswitchinterval(before)
     assert not failed
     assert [type(parameter) for parameter in parameters] == [nn.Parameter] * 20
-    assert not any(map(pending.is_pending, parameters))
+    assert not any(map(tickets.is_marked, parameters))
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
-def test_copies_of_a_tensor_that_others_still_wait_for_are_themselves(kind: type) -> None:
+def test_copies_of_a_marked_tensor_have_its_original_class(kind: type) -> None:
     ticket = Ticket()
     tensor = torch.ones(2) if kind is torch.Tensor else nn.Parameter(torch.ones(2))
-    pending.mark(tensor, ticket)
+    tickets.mark(tensor, ticket)
     deep = copy.deepcopy(tensor)
     assert type(deep) is kind
     assert deep.sum() == 2
-    assert pending.is_pending(tensor), "another stream has still to wait"
+    assert tickets.is_marked(tensor), "another stream has still to wait"
     file = io.BytesIO()
     torch.save(tensor, file)
     file.seek(0)
     assert type(torch.load(file, weights_only=True)) is kind
     assert ticket.waits >= 2
-    pending.release(tensor)
+    tickets.release(tensor)
 
 
-def test_who_has_waited_takes_no_newer_mark_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_touch_does_not_remove_a_newer_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after, tensor = Ticket(), Ticket(), nn.Parameter(torch.ones(2))
-    pending.mark(tensor, before)
-    touch = pending.touch
+    tickets.mark(tensor, before)
+    touch = tickets.touch
 
     def overtaken(one: torch.Tensor) -> None:
         touch(one)
-        pending.mark(tensor, after)  # another thread has stepped
+        tickets.mark(tensor, after)  # another thread has stepped
 
-    monkeypatch.setattr(pending, "touch", overtaken)
+    monkeypatch.setattr(tickets, "touch", overtaken)
     before.ended = True
     copy.deepcopy(tensor)
     torch.add(tensor, torch.ones(2))
     monkeypatch.undo()
-    assert pending.is_pending(tensor)
+    assert tickets.is_marked(tensor)
     assert tensor.sum() == 2
     assert after.waits
-    pending.release(tensor)
+    tickets.release(tensor)

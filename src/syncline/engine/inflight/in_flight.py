@@ -1,0 +1,118 @@
+"""The one owner of all that is in flight: exchanges, updates, buffers, and the tensors that are marked for them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from syncline.engine.inflight import tickets
+from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
+from syncline.engine.protocols import EngineView, Ticket
+from syncline.engine.step_state import StepState
+
+_KNOWN_USERS = 2
+"""Users of a parameter's memory that we know: the parameter and our alias."""
+
+
+class Arrival(Protocol):
+    """Something on its way that no tensor is marked for."""
+
+    def wait(self) -> None:
+        """Return when it is there."""
+
+
+class InFlight:
+    """Knows what is in flight, waits for it, and restores the marked tensors.
+
+    Thread: the training thread calls all methods (autograd's thread, while `backward` blocks it). Lock: none here.
+    Other threads see marked tensors only, through the table in `tickets.py`, which has its own lock.
+    """
+
+    def __init__(self, engine: EngineView, state: StepState) -> None:
+        self._engine, self._state = engine, state
+        self.updates: dict[UnitRun | None, list[Ticket]] = {}
+        """Tickets of updates by unit, one per optimizer; None: parameters that are not the model's."""
+        self._arrivals: list[Arrival] = []
+        self._other_tensors: list[Tensor] = []
+        """Marked tensors that are no slot's: buffers, and what an optimizer has and the model does not."""
+        self._touches_observed = False
+
+    @property
+    def marked(self) -> bool:
+        """Whether tensors may be marked, so that compiled code must not read them."""
+        return self._state.in_flight or self._touches_observed
+
+    def add_gradients(self, unit: UnitRun, ticket: Ticket) -> None:
+        """A unit's gradients are about to be exchanged: their touches wait."""
+        for grad in unit.targets:
+            if grad is not None:
+                tickets.mark(grad, ticket)
+
+    def add_update(self, unit: UnitRun | None, ticket: Ticket, updates: Sequence[ParameterUpdate]) -> bool:
+        """Parameters are about to be updated: touches of them and their gradients wait.
+
+        True if somebody can read one of them without a touch that waits: the caller must wait then.
+        """
+        self.updates.setdefault(unit, []).append(ticket)
+        must_wait = False
+        for update in updates:
+            # As in the plain loop: a graph that was built over the old values is out of date from now on.
+            torch.autograd.graph.increment_version(update.parameter)
+            fits = tickets.mark(update.parameter, ticket) and tickets.mark(update.grad, ticket)
+            must_wait = must_wait or not fits or tickets.shares_memory(update.alias, _KNOWN_USERS)
+            slot = update.slot
+            if slot is None:
+                self._other_tensors += [update.parameter, update.grad]
+                continue
+            if slot.grad is not None and slot.grad is not update.grad:
+                tickets.release(slot.grad)
+            slot.grad = update.grad
+        return must_wait
+
+    def add_buffers(self, buffers: Sequence[Tensor], ticket: Ticket) -> None:
+        """Buffers are being received: their touches wait."""
+        self._arrivals.append(ticket)
+        marked = [tickets.mark(buffer, ticket) for buffer in buffers]
+        self._other_tensors += buffers
+        if not all(marked):
+            ticket.wait()
+
+    def add_arrival(self, arrival: Arrival) -> None:
+        """Something is on its way that `settle` must wait for."""
+        self._arrivals.append(arrival)
+
+    def observe_touches(self, slots: Sequence[Slot], each: Sequence[Ticket]) -> None:
+        """Mark every parameter with its ticket, although nothing is in flight (profiling)."""
+        self._touches_observed = True
+        for slot, ticket in zip(slots, each, strict=True):
+            tickets.mark(slot.parameter, ticket)
+
+    def settle(self) -> None:
+        """Wait for all that is in flight, and restore every marked tensor."""
+        executor = self._engine.executor
+        for unit in self._engine.units:
+            exchanged = executor.exchanged(unit)
+            if exchanged is not None:
+                exchanged.wait()
+        for updates in self.updates.values():
+            for ticket in updates:
+                ticket.wait()
+        for arrival in self._arrivals:
+            arrival.wait()
+        self.release()
+        for unit in self._engine.units:
+            unit.forget_gradients()
+        self.updates, self._arrivals = {}, []
+        self._state.settle()
+
+    def release(self) -> None:
+        """Restore every marked tensor without waiting."""
+        for slot in self._engine.slots:
+            tickets.release(slot.parameter)
+            if slot.grad is not None:
+                tickets.release(slot.grad)
+        for tensor in self._other_tensors:
+            tickets.release(tensor)
+        self._other_tensors = []
+        self._touches_observed = False
