@@ -1,4 +1,4 @@
-"""Loss curves of one model under several codecs and seeds, several trainings at a time, as `bench convergence` trains.
+"""Loss curves of one model with several codecs and seeds, trained as in `bench convergence`, several at a time.
 
     python scripts/convergence_seeds.py --model vgg19 --data "fashion-mnist(channels=3)" --device cuda \
         --codecs "none,powersgd(rank=32) | bf16,powersgd(rank=64) | bf16,acpsgd(rank=64) | bf16" \
@@ -19,7 +19,7 @@ from syncline.spec import split
 
 
 def one(job: tuple[str, int, argparse.Namespace]) -> dict:
-    """One training; a row as `bench convergence` has it, with its seed."""
+    """One training: a row of `bench convergence`, with its seed."""
     codec, seed, given = job
     torch.set_num_threads(2)
     options = Options(
@@ -30,7 +30,7 @@ def one(job: tuple[str, int, argparse.Namespace]) -> dict:
 
 
 def main() -> None:
-    """Train all, write the file after each."""
+    """Train all combinations, and write the file after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="vgg11(width=0.125)")
     parser.add_argument("--data", default="fashion-mnist")

@@ -1,6 +1,6 @@
-"""What plans predicted and what steps took, as a table: python scripts/predictions.py [FILE ...]
+"""Table of predicted and measured step times: python scripts/predictions.py [FILE ...]
 
-Every engine row of every `overlap.json` under benchmarks/results; docs/planner.md has the table.
+One line for every engine row of every `overlap.json` in benchmarks/results; the table is in docs/planner.md.
 """
 
 import json
@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def rows(files: list[Path]) -> Iterator[list[str]]:
-    """A line a plan that was run."""
+    """One line per plan that was run."""
     for file in files:
         result = json.loads(file.read_text())
         setting = result["setting"]
@@ -25,7 +25,7 @@ def rows(files: list[Path]) -> Iterator[list[str]]:
 
 
 def table(files: list[Path]) -> str:
-    """Markdown."""
+    """The table in Markdown."""
     heads = ["model", "network", "strategy", "predicted ms", "measured ms", "error"]
     lines = [heads, ["---"] * len(heads), *rows(files)]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

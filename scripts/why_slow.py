@@ -1,7 +1,7 @@
 """Records the cases of docs/why-slow.md, and writes their figures and pictures there: `make why-slow`.
 
-A loop of plain DDP (examples/ddp_loop.py) is run with a cause of slowness and without. What the analysis says is
-recoverable, and what the replay says would be gained, stand beside what taking the cause away did gain.
+A plain DDP loop (examples/ddp_loop.py) runs with a cause of slowness and without it. The page compares the time that
+the analysis calls recoverable and the gain that the replay predicts with the measured gain.
 """
 
 import argparse
@@ -25,14 +25,14 @@ CHROMIUM = "/usr/bin/chromium"
 
 @dataclass(frozen=True)
 class Case:
-    """A run with its cause, the run without, and the question that asks the replay for the second."""
+    """A slow run, the same run without the cause, and the what-if question that predicts the second."""
 
     name: str
     slow: tuple[str, ...]
     quick: tuple[str, ...]
     what: str | None
     shown: str
-    """The command, as the page has it."""
+    """The command as the page shows it."""
 
 
 CASES = (
@@ -61,7 +61,7 @@ CASES = (
 
 
 def python(*arguments: str) -> str:
-    """Run this interpreter; its standard output."""
+    """Run a Python command and return its standard output."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     done = subprocess.run(  # noqa: S603 - our own commands
         [sys.executable, *arguments], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
@@ -70,22 +70,22 @@ def python(*arguments: str) -> str:
 
 
 def record(case: Case, folder: Path) -> dict[str, Any]:
-    """Both runs, what is said of the first, and what the second shows."""
+    """Run both; return the verdict on the first and the measured gain."""
     traces = {}
     for way, command in (("slow", case.slow), ("quick", case.quick)):
         where = folder / case.name / way
         python(*command, "--trace", str(where))
         traces[way] = where
-    told = {way: json.loads(python("-m", "syncline", "trace", "analyze", str(path), "--json"))
+    analyses = {way: json.loads(python("-m", "syncline", "trace", "analyze", str(path), "--json"))
             for way, path in traces.items()}  # fmt: skip
-    slow, quick = (told[way]["step_ms"]["median"] for way in ("slow", "quick"))
+    slow, quick = (analyses[way]["step_ms"]["median"] for way in ("slow", "quick"))
     row = {
-        "verdict": told["slow"]["verdict"],
+        "verdict": analyses["slow"]["verdict"],
         "step_ms": {"with": slow, "without": quick},
         "gained_ms": slow - quick,
-        "ranks": [{"rank": r["rank"], "breakdown_ms": r["breakdown_ms"]} for r in told["slow"]["ranks"]],
-        "overlap": told["slow"]["overlap"],
-        "queue_ms": {way: one.get("queue_ms") for way, one in told.items()},
+        "ranks": [{"rank": r["rank"], "breakdown_ms": r["breakdown_ms"]} for r in analyses["slow"]["ranks"]],
+        "overlap": analyses["slow"]["overlap"],
+        "queue_ms": {way: one.get("queue_ms") for way, one in analyses.items()},
     }
     if case.what:
         asked = ("-m", "syncline", "simulate", str(traces["slow"]), "--what", case.what, "--json")
@@ -96,7 +96,7 @@ def record(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def picture(page: Page, source: Path, target: Path) -> None:
-    """One step of the timeline, with the verdict above it."""
+    """Save a picture of one step of the timeline, with the verdict above it."""
     page.goto(source.as_uri())
     page.wait_for_timeout(800)
     page.evaluate("document.querySelectorAll('header, footer').forEach((part) => part.remove())")
@@ -113,7 +113,7 @@ def picture(page: Page, source: Path, target: Path) -> None:
 
 
 def block(case: Case, row: dict[str, Any]) -> str:
-    """What the page says of a case."""
+    """The text of a case in the page."""
     text = row["text"].split("\nunits by")[0].rstrip()
     text = "\n".join(line.rstrip() for line in text.splitlines()[1:])
     verdict, step = row["verdict"], row["step_ms"]
@@ -129,7 +129,7 @@ def block(case: Case, row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Record all cases, or those that are named; put them into the page."""
+    """Record all cases, or the named ones, and put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--folder", type=Path, default=Path("runs/why-slow"))

@@ -272,7 +272,7 @@ def test_hover_and_click_tell_bytes_bandwidth_and_the_late_rank(visit_file: Any,
         assert word in told, told
     canvas(page, 1).click(position=at)
     pinned = run.locator(".pinned").inner_text()
-    assert "On 3 ranks. Last to come: rank 1" in pinned
+    assert "On 3 ranks. Straggler: rank 1" in pinned
     page.mouse.move(0, 0)
     assert readout.count() == 0
     canvas(page, 1).click(position={"x": 20, "y": RULER + 8})

@@ -1,5 +1,5 @@
 "use strict";
-// Horizontal bars, a row for each run with its name above the bar, so that long names need no margin.
+// Horizontal bars, one per row, with the name above the bar, so that long names need no margin.
 Syncline.bars = (() => {
   const { svg, html, readout, colorClass } = Syncline;
   const ROW = 50;

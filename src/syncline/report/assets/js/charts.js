@@ -1,5 +1,5 @@
 "use strict";
-// The page's charts: which figures go into which picture.
+// The charts of the report: which figures each chart shows.
 (() => {
   const { data, shown, text, legend, lines, bars, chart, colorClass } = Syncline;
   const caption = (figure) => figure.querySelector("figcaption").textContent;
@@ -20,7 +20,7 @@
     const series = runs.map(({ run, index }) => ({
       cls: colorClass(index), name: run.label, marks: [[1, run.times[0]]],
       points: run.times.slice(1).map((ms, i) => [i + 2, ms]) }));
-    // The axis ends where steady state does: rare spikes and first steps may lie beyond it.
+    // The axis covers the steady state; rare spikes and first steps may be beyond it.
     const cap = Math.max(...runs.map(({ run }) => {
       const steady = run.times.slice(1).filter((ms) => ms !== null);
       return steady.length ? Math.min(Math.max(...steady), 2 * quantile(steady, 0.95)) : 0;

@@ -36,7 +36,7 @@ const Syncline = (() => {
       }
       return `${significant(bytes)} B`;
     },
-    // Nanoseconds, in the unit that leaves one to three digits before the point.
+    // Nanoseconds, in the unit that gives one to three digits before the point.
     time: (ns) => {
       for (const [unit, factor] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
         if (Math.abs(ns) >= factor * (unit === "s" ? 10 : 1)) return `${significant(ns / factor)} ${unit}`;
@@ -90,7 +90,7 @@ const Syncline = (() => {
           html("div", {}, html("span", { class: `swatch ${cls}` }), html("bdi", {}, name), html("b", {}, value))));
         box.classList.add("on");
         const left = x + 16 + box.offsetWidth > plot.clientWidth ? x - 16 - box.offsetWidth : x + 16;
-        // With no room at either side it goes below or above, so as not to cover what it tells of.
+        // With no room at either side it goes below or above, so that it does not cover the value.
         const below = y + 18 + box.offsetHeight > plot.clientHeight ? y - 18 - box.offsetHeight : y + 18;
         const top = left < 0 ? below : y - box.offsetHeight / 2;
         box.style.left = `${Math.max(0, Math.min(left, plot.clientWidth - box.offsetWidth))}px`;

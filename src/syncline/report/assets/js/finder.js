@@ -1,5 +1,5 @@
 "use strict";
-// Search by name: which kinds of spans match, which spans those are in the order of time, and a walk along them.
+// Search by name: the matching spans in order of time, and moving from one match to the next.
 Syncline.finder = (() => {
   const of = (set) => {
     const lower = set.strings.map((text) => text.toLowerCase());
@@ -22,7 +22,7 @@ Syncline.finder = (() => {
       state.hits = Uint32Array.from(hits).sort((a, b) => set.start[a] - set.start[b]);
     };
 
-    // To the next match, the first time to the first one at or behind `time`.
+    // Move to the next match; the first call moves to the first match at or after `time`.
     const walk = (by, time) => {
       const many = state.hits.length;
       if (!many) return null;
@@ -33,14 +33,14 @@ Syncline.finder = (() => {
       return state.hits[state.at];
     };
 
-    const told = () => {
+    const summary = () => {
       if (!state.query) return "";
       if (!state.hits.length) return "no match";
       const all = state.hits.length.toLocaleString("en");
       return state.at < 0 ? `${all} found` : `${(state.at + 1).toLocaleString("en")} of ${all}`;
     };
 
-    return { state, search, walk, told };
+    return { state, search, walk, summary };
   };
 
   return { of };

@@ -1,9 +1,9 @@
 "use strict";
-// Wheel, drag, pinch and keys, as calls of a view. A page that is being scrolled goes on scrolling when a timeline
-// comes under the pointer: the wheel zooms only where it began to turn.
+// Wheel, drag, pinch and keys, as calls of a view. The wheel zooms only if it began to turn over the timeline, so that a
+// page that is being scrolled keeps scrolling.
 Syncline.gestures = (() => {
-  const CALM = 350; // ms without a turn of the wheel after which the next one is a new gesture
-  const DRAG = 4; // pixels under which a press is a click
+  const CALM = 350; // ms without wheel events after which the next one starts a new gesture
+  const DRAG = 4; // a press that moves fewer pixels is a click
   let elsewhere = -Infinity;
   window.addEventListener("wheel", (event) => {
     if (!event.target.closest?.(".stage canvas[role=application]")) elsewhere = event.timeStamp;

@@ -1,10 +1,10 @@
 "use strict";
-// What there is to say of a span: found under the pointer, written as pairs of a name and a value, and its peers, the
-// spans of the same exchange on the other ranks.
+// Details of a span: find the span under the pointer, describe it as (name, value) pairs, and find its peers (the spans
+// of the same exchange on the other ranks).
 Syncline.inspect = (() => {
   const { text, html, layout: layouts } = Syncline;
   const HIDEABLE = new Set(["exchange", "encode", "decode", "wait"]);
-  const NEAR = 3; // pixels by which a pointer may miss
+  const NEAR = 3; // largest distance in pixels from the pointer to a span
 
   // The span of `row` at a time, or the nearest within `slack`; and how many there are within a pixel of it.
   const under = (set, row, time, slack) => {
@@ -18,7 +18,7 @@ Syncline.inspect = (() => {
     return best < 0 ? null : { index: best, count };
   };
 
-  // What of it is hidden behind compute of the same rank, in ns; nothing for lanes that cannot be hidden.
+  // How much of it is hidden behind compute of the same rank, in ns; null for lanes that cannot be hidden.
   const hidden = (set, parts, index) => {
     const row = set.rowOf(index);
     return HIDEABLE.has(row.lane) ? parts.get(row.rank).cover.hidden(set.start[index], set.end[index]) : null;
@@ -41,7 +41,7 @@ Syncline.inspect = (() => {
     return pairs.filter(([, value]) => value !== "");
   };
 
-  // The same exchange on every rank: when each came to it, and when it was through.
+  // The same exchange on every rank: when each rank joined it, and when it ended.
   const peers = (set, index) => {
     const own = set.rowOf(index);
     if (own.lane !== "exchange" && own.lane !== "wait") return [];
@@ -53,7 +53,7 @@ Syncline.inspect = (() => {
       for (let i = set.reaching(row, from - 5e9); i < row.to && set.start[i] < to + 5e9; i += 1) {
         if (Math.abs(set.step[i] - step) > 1 || set.name(i) !== name || set.unit(i) !== unit) continue;
         const off = Math.max(set.start[i] - to, from - set.end[i], 0);
-        // Where steps overlap, ranks can count the same exchange to different ones: then it is at the same time.
+        // Where steps overlap, ranks may assign an exchange to different steps: then compare times.
         if (set.step[i] !== step && off > 0) continue;
         const known = found.get(row.rank);
         if (known && known.off < off) continue;
@@ -66,7 +66,7 @@ Syncline.inspect = (() => {
       .sort((a, b) => a.rank - b.rank);
   };
 
-  // The details that stay: everything about a span, and how the ranks came to its exchange.
+  // The details of a pinned span, and when each rank joined its exchange.
   const details = (box, set, parts, index, close) => {
     if (index === null) { box.hidden = true; box.replaceChildren(); return; }
     const pairs = describe(set, parts, index);
@@ -78,7 +78,7 @@ Syncline.inspect = (() => {
     if (together.length > 1) {
       const early = Math.min(...together.map((one) => one.from));
       const last = together.reduce((a, b) => (b.from > a.from ? b : a));
-      box.append(html("p", {}, `On ${together.length} ranks. Last to come: rank ${last.rank}, ${text.time(last.from - early)} after the first. `,
+      box.append(html("p", {}, `On ${together.length} ranks. Straggler: rank ${last.rank}, ${text.time(last.from - early)} after the first. `,
         together.slice(0, 16).map((one) => html("span", { class: one === last ? "late" : "peer" },
           `rank ${one.rank} +${text.time(one.from - early)}, done +${text.time(one.to - early)}`))));
     }

@@ -1,5 +1,5 @@
 "use strict";
-// Where each row lies: a group a rank, its partition on top, then a track a lane with sub-rows for what overlaps.
+// Position of each row: one group per rank, with its partition on top, then one track per lane with sub-rows for overlaps.
 Syncline.layout = (() => {
   const HEAD = 18;
   const GAP = 10;
@@ -7,7 +7,7 @@ Syncline.layout = (() => {
 
   const rowHeight = (count) => (count === 1 ? ONE : count <= 3 ? 11 : count <= 6 ? 8 : 6);
 
-  // Gives {groups: [{rank, y, head, folded, tracks: [{lane, y, height, row: [{row, y, height}]}]}], height}.
+  // Returns {groups: [{rank, y, head, folded, tracks: [{lane, y, height, row: [{row, y, height}]}]}], height}.
   const of = (set, { ranks = set.ranks, folded = new Set(), top = 0 } = {}) => {
     let y = top;
     const byRank = new Map(ranks.map((rank) => [rank, []]));
@@ -31,7 +31,7 @@ Syncline.layout = (() => {
     return { groups, height: y };
   };
 
-  // What lies at a height: the group, and the track and row if it is on one.
+  // The group at a height, and its track and row if there is one.
   const at = (layout, y) => {
     const group = layout.groups.find((one) => y >= one.y && y < one.y + one.height);
     const track = group?.tracks.find((one) => y >= one.y && y < one.y + one.height);
@@ -39,7 +39,7 @@ Syncline.layout = (() => {
     return { group, track, row: line?.row };
   };
 
-  // Where a span is drawn, or nothing where its rank is folded.
+  // Where a span is drawn; null if its rank is folded.
   const place = (layout, row) => {
     for (const group of layout.groups) for (const track of group.tracks) for (const line of track.rows) if (line.row === row) return line;
     return null;

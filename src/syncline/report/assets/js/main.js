@@ -1,5 +1,5 @@
 "use strict";
-// Draws every chart, and again when its width changes; wires the switches.
+// Draws every chart, redraws it when its width changes, and connects the switches.
 (() => {
   const widths = new WeakMap();
   const observer = new ResizeObserver((entries) => {

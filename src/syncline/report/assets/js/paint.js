@@ -1,6 +1,6 @@
 "use strict";
-// Draws rows of spans on a canvas. Spans narrower than a pixel are merged: their share of a column sets how strong it
-// is, and columns alike become one bar, so that a frame costs pixels and not spans.
+// Draws rows of spans on a canvas. Spans narrower than a pixel are merged: the share of a pixel column that they cover sets
+// its opacity, and equal columns become one bar. So the cost of a frame depends on pixels, not on spans.
 Syncline.paint = (() => {
   const { phases, shades } = Syncline;
   const NARROW = 1.2;
@@ -9,11 +9,11 @@ Syncline.paint = (() => {
   const HIDDEN = 0.55;
   const BEHIND = new Set(["exchange", "encode", "decode", "wait"]);
 
-  // pen: {ctx, from, scale (pixels a nanosecond), left, right, top, bottom, colours}
+  // pen: {ctx, from, scale (pixels per nanosecond), left, right, top, bottom, colours}
   const pen = (ctx, { from, to, left, right, top, bottom }) => ({
     ctx, from, to, left, right, top, bottom, scale: (right - left) / (to - from || 1), colours: shades.get() });
 
-  // Collects what is too narrow to be drawn by itself.
+  // Collects spans that are too narrow to be drawn one by one.
   const density = (ctx, y, height, alpha) => {
     let [column, covered, open, level, until] = [-1, 0, -1, 0, -1];
     const put = () => {
@@ -39,7 +39,7 @@ Syncline.paint = (() => {
     };
   };
 
-  // The spans of a row; with `wanted`, a mark for each kind, those alone whose mark is `mark`. Gives those with room for text.
+  // Draws the spans of a row; with `wanted` (a mark for each kind), only those whose mark is `mark`. Returns those with room for text.
   const bars = (brush, set, row, { y, height, alpha = 1, wanted = null, mark = 1, roomy = [] }) => {
     const { ctx, from, to, left, right, scale } = brush;
     const { start, end, kind } = set;
@@ -62,7 +62,7 @@ Syncline.paint = (() => {
     return roomy;
   };
 
-  // Stretches of one colour each: the partition, or the veil over what is hidden.
+  // Draws intervals of one colour each: the partition, or the lighter cover over hidden time.
   const stretches = (brush, { start, end }, colour, y, height, alpha) => {
     const { ctx, from, to, left, right, scale } = brush;
     let i = Syncline.spans.first(0, start.length, (at) => end[at] > from);
@@ -73,7 +73,7 @@ Syncline.paint = (() => {
       const a = Math.max(left, left + (start[i] - from) * scale);
       const b = Math.min(right, left + (end[i] - from) * scale);
       const shade = colour(i);
-      // Less than half a pixel joins its neighbour: whichever is there shows.
+      // An interval of less than half a pixel is merged with its neighbour.
       if (b - a < 0.5 && a <= x1 + 0.5) { x1 = Math.max(x1, b); continue; }
       if (shade === last && a <= x1 + 0.01) { x1 = b; continue; }
       put();
@@ -97,7 +97,7 @@ Syncline.paint = (() => {
     return set.unit(i) || set.name(i);
   };
 
-  // `cover` where the row is veiled: text on what is mostly hidden stands on a lighter ground.
+  // `cover` is given for rows with hidden time: text on a mostly hidden span needs the colour for a light background.
   const labels = (brush, set, line, roomy, cover) => {
     const { ctx, colours } = brush;
     if (line.height < 10) return;
@@ -110,7 +110,7 @@ Syncline.paint = (() => {
     }
   };
 
-  // All groups of a layout that are in sight. `shift` is how far the layout is scrolled up; `wanted` marks kinds.
+  // Draws all visible groups of a layout. `shift` is how far the layout is scrolled up; `wanted` marks kinds.
   const groups = (brush, set, parts, layout, { shift = 0, wanted = null } = {}) => {
     const { ctx, colours, top, bottom } = brush;
     brush.shift = shift - top;

@@ -1,5 +1,5 @@
 "use strict";
-// Two steps above each other on one time scale, of any two runs: what hides behind compute, and what does not.
+// Two steps of any two runs above each other on one time scale: what is hidden behind compute and what is not.
 Syncline.pair = (() => {
   const { html, text, readout, shades, ruler, paint, inspect, layout: layouts } = Syncline;
   const GUTTER = 84;
@@ -33,7 +33,7 @@ Syncline.pair = (() => {
     };
     const rank = () => Number(part('[data-of="rank"]').value);
 
-    // The rank's own step, or that of all ranks where it has none of its own.
+    // The step of this rank, or of all ranks if this rank has none.
     const bounds = ({ trace, step }, wanted) => trace.set.stepOf(step, wanted) ?? trace.set.stepOf(step);
     const arranged = () => {
       const found = [];
@@ -75,7 +75,7 @@ Syncline.pair = (() => {
         ctx.rect(gutter, frame.top, frame.right - gutter, height);
         ctx.clip();
         paint.groups(brush, side.trace.set, side.parts, side.layout);
-        // What begins behind the step belongs to the next one.
+        // Everything after the end of the step belongs to the next one.
         const end = gutter + (side.limits.to - from) * brush.scale;
         const { y, height: tall } = side.layout.groups[0];
         ctx.globalAlpha = 0.72;
@@ -106,7 +106,7 @@ Syncline.pair = (() => {
       ctx.restore();
     };
 
-    // The same in words and figures.
+    // The comparison as a sentence and a table.
     const tell = (shown) => {
       const say = part(".says");
       if (shown.length < 2) { say.textContent = "One of the two has no such step."; return; }
@@ -150,7 +150,7 @@ Syncline.pair = (() => {
     part('[data-of="rank"]').addEventListener("change", redraw);
     const start = () => {
       take(0, runs[0].number);
-      // One run alone: its first step against a typical one.
+      // With one run: its first step and a typical one.
       if (runs.length > 1) take(1, runs[runs.length - 1].number); else { take(1, runs[0].number); take(0, runs[0].number, sides[0].trace.set.steps[0]); }
       const ranks = [...new Set(sides.flatMap(({ trace }) => trace.set.ranks))].sort((a, b) => a - b);
       part('[data-of="rank"]').replaceChildren(...ranks.map((one) => html("option", { value: one }, String(one))));
@@ -159,7 +159,7 @@ Syncline.pair = (() => {
       redraw();
     };
     figure.hidden = false;
-    // Other runs' spans are decoded when the picture comes near, not while the page opens.
+    // Decode the spans of other runs when the figure comes into view, not while the page opens.
     const observer = new IntersectionObserver((entries) => {
       if (entries.some((entry) => entry.isIntersecting)) { observer.disconnect(); start(); }
     }, { rootMargin: "400px" });

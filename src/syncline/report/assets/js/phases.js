@@ -1,11 +1,11 @@
 "use strict";
-// The exclusive partition along time: on each rank every moment of a step belongs to one phase, compute first. It is
-// the analysis' own rule; here it gives the row under a rank's name, and what of a span is hidden behind compute.
+// The exclusive partition along time: on each rank every moment of a step belongs to one phase, compute first. This is
+// the rule of the analysis; here it gives the first row of a rank, and how much of a span is hidden behind compute.
 Syncline.phases = (() => {
   const { first } = Syncline.spans;
   const PRIORITY = ["forward", "backward", "update", "data", "encode", "decode", "exchange", "wait", "step"];
   const PHASE = ["forward", "backward", "update", "data", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
-  const COVER = 4; // the first four hide the others
+  const COVER = 4; // lanes of compute: they hide the others
   const CODES = 32;
 
   const sweep = (set, rows) => {
@@ -36,13 +36,13 @@ Syncline.phases = (() => {
       }
       time = moment;
       active[code >> 1] += code & 1 ? 1 : -1;
-      // What lies outside all steps is in no partition.
+      // Time outside all steps belongs to no phase.
       current = bracketed && active[8] <= 0 ? -1 : active.findIndex((count) => count > 0);
     }
     return { start: Float64Array.from(start), end: Float64Array.from(end), phase: Uint8Array.from(phase) };
   };
 
-  // Stretches in which compute runs, inside steps or not: adjacent ones joined, with the time covered before each.
+  // Intervals in which compute runs, merged where they touch, with the total compute time before each.
   const covered = (set, rows) => {
     const pieces = rows.filter((row) => PRIORITY.indexOf(row.lane) >= 0 && PRIORITY.indexOf(row.lane) < COVER);
     const order = [];

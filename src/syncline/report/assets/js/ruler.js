@@ -1,10 +1,10 @@
 "use strict";
-// The time axis above a timeline and the names at its left.
+// The time axis above a timeline and the names on its left.
 Syncline.ruler = (() => {
   const { axes } = Syncline;
   const HEIGHT = 22;
 
-  // Ticks in milliseconds from `zero`, with as many digits as their distance needs.
+  // Ticks in milliseconds from `zero`, with as many digits as their spacing needs.
   const draw = (brush, { zero, bottom, width }) => {
     const { ctx, colours, from, to, left, right, scale } = brush;
     ctx.fillStyle = colours.card;
@@ -32,7 +32,7 @@ Syncline.ruler = (() => {
     }
   };
 
-  // Names of ranks and lanes, over whatever was drawn too far to the left.
+  // Names of ranks and lanes, drawn over spans that reach too far to the left.
   const names = (brush, layout, { shift, gutter, bottom }) => {
     const { ctx, colours, top } = brush;
     ctx.fillStyle = colours.card;

@@ -1,5 +1,5 @@
 "use strict";
-// Opens the timelines: the first at once, others when their tab is chosen; tables that sort; names that search.
+// Opens the timelines (the first at once, others when their tab is chosen), sorts tables, and searches for a clicked name.
 Syncline.timelines = (() => {
   const opened = new Map();
   const panels = [...document.querySelectorAll(".run")];

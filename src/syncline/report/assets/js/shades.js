@@ -1,5 +1,5 @@
 "use strict";
-// Colours for canvases, read from the page's style, again when the scheme changes.
+// Colours for canvases, read from the page's style, and again when the colour scheme changes.
 Syncline.shades = (() => {
   const LANES = ["step", "data", "forward", "backward", "encode", "exchange", "decode", "update", "wait"];
   let current = null;

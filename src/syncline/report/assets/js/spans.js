@@ -1,5 +1,5 @@
 "use strict";
-// The spans of one run, from the page's columns into typed arrays; what is asked of them by time, by step, by name.
+// The spans of one run: decode the page's columns into typed arrays, and look spans up by time, step and name.
 // A row is a stretch [from, to) of the arrays, in the order of starts; `reach` is the latest end so far in the row.
 Syncline.spans = (() => {
   const numbers = (packed, count, Kind) => {
@@ -45,7 +45,7 @@ Syncline.spans = (() => {
     return queries({ count, start, end, kind, step, reach, rows, strings: columns.strings, kinds: columns.kinds });
   };
 
-  // The first index of [low, high) for which `past(index)` holds; it must hold for all behind it.
+  // The first index of [low, high) for which `past(index)` holds; it must hold for all later indices.
   const first = (low, high, past) => {
     while (low < high) {
       const middle = (low + high) >>> 1;
@@ -71,7 +71,7 @@ Syncline.spans = (() => {
     return { ...set, ranks, reaching, rowOf, name, unit, bytes, begin: Number.isFinite(begin) ? begin : 0, end_: last, ...bounds };
   };
 
-  // When each step begins and ends, over all ranks and for each; from the brackets, or from all spans where none is.
+  // Start and end of each step, over all ranks and for each rank: from the step spans, or from all spans if there are none.
   const stepBounds = ({ start, end, step, rows }) => {
     const bracketed = rows.some((row) => row.lane === "step");
     const whole = new Map();
@@ -89,9 +89,9 @@ Syncline.spans = (() => {
     }
     const steps = [...whole.keys()].sort((a, b) => a - b);
     const stepOf = (number, rank) => (rank === undefined ? whole.get(number) : own.get(`${rank} ${number}`)) ?? null;
-    // The steady step whose length is in the middle: what the page opens with.
+    // The steady step of median length, which the page shows first.
     const typical = (steady) => {
-      // The last one has nothing behind it: what it leaves to the next step would not be seen.
+      // Not the last step: work that it leaves to the next step would not be visible.
       const later = steps.slice(0, -1).filter((number) => number >= steady);
       const known = later.length ? later : steps;
       const sorted = [...known].sort((a, b) => whole.get(a).to - whole.get(a).from - (whole.get(b).to - whole.get(b).from));

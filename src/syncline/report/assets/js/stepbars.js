@@ -1,9 +1,9 @@
 "use strict";
-// The partition of every step on every rank, as stacked bars: a row a rank, a column a step. Choosing one shows it.
+// The partition of every step on every rank as stacked bars: one row per rank, one column per step. A click shows the step.
 Syncline.stepbars = (() => {
   const { text, readout, shades } = Syncline;
   const GUTTER = 58;
-  const MOST = 32; // ranks that have a row
+  const MOST = 32; // maximum number of ranks with a row
 
   // rows: [[rank, step, ms of each part ...]]
   const open = (figure, rows, { pick }) => {
@@ -16,7 +16,7 @@ Syncline.stepbars = (() => {
     const cells = new Map(rows.map((row) => [`${row[0]} ${row[1]}`, row.slice(2)]));
     const whole = (cell) => cell.reduce((sum, ms) => sum + ms, 0);
     const sums = rows.map((row) => whole(row.slice(2))).sort((a, b) => a - b);
-    // The first steps may take a hundred times as long: they are cut off rather than flattening all others.
+    // The first steps may take a hundred times as long: they are cut off, because they would flatten all others.
     const top = Math.min(sums[sums.length - 1], sums[Math.floor(sums.length / 2)] * 2.2) || 1;
     const height = Math.max(11, Math.min(40, Math.floor(260 / ranks.length)));
     const box = readout(figure.querySelector(".plot"));

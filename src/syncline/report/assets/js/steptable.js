@@ -1,5 +1,5 @@
 "use strict";
-// A step as text: what each rank spent in each lane, and its exchanges one by one. The alternative to the picture.
+// A step as text: time of each rank in each lane, and its exchanges one by one. The alternative to the canvas.
 Syncline.steptable = (() => {
   const { html, text, inspect } = Syncline;
   const MOST = 300;
@@ -31,7 +31,7 @@ Syncline.steptable = (() => {
 
   const each = (set, row, step, action) => {
     const bounds = set.stepOf(step);
-    // Spans of a step may begin before it and end behind it, but not by more than a step.
+    // Spans of a step may begin before it and end after it, but not by more than one step.
     const length = bounds.to - bounds.from;
     for (let i = set.reaching(row, bounds.from - length); i < row.to && set.start[i] < bounds.to + length; i += 1) {
       if (set.step[i] === step) action(i);
@@ -45,9 +45,9 @@ Syncline.steptable = (() => {
     }
     found.sort((a, b) => set.start[a] - set.start[b]);
     return [found.length, found.slice(0, MOST).map((i) => {
-      const told = new Map(inspect.describe(set, parts, i));
-      return [`rank ${told.get("rank")}`, told.get("unit") ?? told.get("name") ?? "-", told.get("from its start") ?? "-", told.get("duration"),
-        told.get("bytes") ?? "-", told.get("bandwidth") ?? "-", told.get("exposed") ?? "-"];
+      const facts = new Map(inspect.describe(set, parts, i));
+      return [`rank ${facts.get("rank")}`, facts.get("unit") ?? facts.get("name") ?? "-", facts.get("from its start") ?? "-", facts.get("duration"),
+        facts.get("bytes") ?? "-", facts.get("bandwidth") ?? "-", facts.get("exposed") ?? "-"];
     })];
   };
 
@@ -55,7 +55,7 @@ Syncline.steptable = (() => {
     if (step === null || !set.stepOf(step)) { box.replaceChildren(html("p", { class: "empty" }, "The trace has no steps.")); return; }
     const [many, rows] = exchanges(set, parts, step);
     box.replaceChildren(
-      table(`Step ${step}: lanes; spans that overlap count each`, ["rank", "lane", "spans", "time", "exposed", "bytes"], lanes(set, parts, step)),
+      table(`Step ${step}: lanes; overlapping spans all count`, ["rank", "lane", "spans", "time", "exposed", "bytes"], lanes(set, parts, step)),
       rows.length ? table(`Step ${step}: ${many > rows.length ? `the first ${rows.length} of ${many} exchanges` : "exchanges"}`,
         ["rank", "unit", "from the step's start", "time", "bytes", "bandwidth", "exposed"], rows) : "");
   };

@@ -3,7 +3,7 @@
 // something changed.
 Syncline.timeline = (() => {
   const { text, readout, shades, ruler, paint, inspect, layout: layouts } = Syncline;
-  const MANY = 8; // ranks from which all but the first are folded
+  const MANY = 8; // with more ranks than this, the others are folded
   const REST = 10;
 
   const open = (panel, trace) => {
@@ -67,14 +67,14 @@ Syncline.timeline = (() => {
       ctx.clip();
       ruler.names(brush, layout, { shift: scroller.scrollTop, gutter: gutter(), bottom: height });
       ctx.restore();
-      told();
+      showPosition();
       stage.dataset.from = String(Math.round(view.state.from));
       stage.dataset.to = String(Math.round(view.state.to));
       api.paintMs = performance.now() - begun;
       stage.dataset.painted ??= String(Math.round(performance.now()));
     };
 
-    // Steps that are not in the page leave a stretch of time that says so.
+    // A label over the time of steps that are not in the page.
     const gap = (brush) => {
       if (!trace.gap) return;
       const before = set.stepOf(set.steps.findLast((number) => number < trace.gap[0]));
@@ -96,7 +96,7 @@ Syncline.timeline = (() => {
       const at = Syncline.spans.first(0, set.steps.length, (n) => set.stepOf(set.steps[n]).to > time);
       return set.steps[Math.min(at, set.steps.length - 1)] ?? null;
     };
-    const told = () => {
+    const showPosition = () => {
       const { from, to } = view.state;
       const [low, high] = [from - zero(), to - zero()].map(text.time);
       part(".where").textContent = `${text.time(to - from)} in view: ${low} to ${high} from the ${counted === null ? "first span" : `start of step ${counted}`}`;
@@ -131,7 +131,7 @@ Syncline.timeline = (() => {
       inspect.details(part(".pinned"), set, parts, index, () => { pin(null); canvas.focus(); });
       redraw();
     };
-    // Moves as little as needed for a span to be seen, and closer if it would be a hair.
+    // Moves as little as needed to show a span, and zooms in if it would be too thin.
     const reveal = (index) => {
       const [from, to] = [set.start[index], set.end[index]];
       const wide = view.state.to - view.state.from;
@@ -146,11 +146,11 @@ Syncline.timeline = (() => {
     const walk = (by) => {
       const index = finder.walk(by, view.state.from);
       if (index !== null) { reveal(index); pin(index); }
-      part(".found").textContent = finder.told();
+      part(".found").textContent = finder.summary();
     };
     const search = (query) => {
       finder.search(query);
-      part(".found").textContent = finder.told();
+      part(".found").textContent = finder.summary();
       redraw();
     };
     const find = (query) => {
@@ -244,7 +244,7 @@ Syncline.timeline = (() => {
     new ResizeObserver(() => { relayout(); bars.redraw(); }).observe(stage);
 
     part(".of").textContent = set.steps.length ? `of ${set.steps[0]} to ${set.steps[set.steps.length - 1]}` : "no steps";
-    const api = { trace, set, parts, view, pick, find, search, pin, redraw, paintMs: 0, pinned: () => pinned, step: () => step, layout: () => layout, plot, found: () => finder.told() };
+    const api = { trace, set, parts, view, pick, find, search, pin, redraw, paintMs: 0, pinned: () => pinned, step: () => step, layout: () => layout, plot, found: () => finder.summary() };
     relayout();
     const typical = set.typical(trace.steady);
     if (typical !== null) pick(typical); else whole();

@@ -1,5 +1,5 @@
 "use strict";
-// What part of time a timeline shows. It never leaves the trace and never gets narrower than a microsecond.
+// The part of time that a timeline shows. It stays within the trace and is never shorter than a microsecond.
 Syncline.view = (() => {
   const LEAST = 1000;
 
