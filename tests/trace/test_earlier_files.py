@@ -3,8 +3,7 @@
 import pytest
 from trace_files import FIXTURES
 
-from syncline.trace import partition
-from syncline.trace.formats.load import load
+from syncline.trace import analyze, load, partition
 from syncline.trace.merge.rank_file import merge_folder
 
 FOLDER = FIXTURES / "syncline-0.1"
@@ -32,3 +31,9 @@ def test_metadata_of_an_earlier_trace_is_kept():
     assert source.metadata["strategy"] == "ddp"
     assert source.metadata["usage"]["1"][2] == [2, 3_318_537, 3_155_375]
     assert source.metadata["recorder"]["overhead_ns_per_step"] == 801_450.8
+
+
+@pytest.mark.parametrize("trace", [FOLDER, str(FOLDER / "trace.json.gz"), load(FOLDER)])
+def test_analyze_takes_a_folder_a_file_or_a_loaded_trace(trace):
+    analysis = analyze(trace)
+    assert (analysis.verdict.kind, analysis.late[0].rank, analysis.strategy) == ("straggler", 1, "ddp")

@@ -1,4 +1,7 @@
-"""What happened: spans, their partition of a step, their export, and the import of others' traces."""
+"""Traces of training: recording spans, loading and merging trace files, and analysing where the time goes.
+
+`recording`, `start` and `stop` record; `load` reads a trace of ours or of other tools; `analyze` explains it.
+"""
 
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.overlap import overlap

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
@@ -17,6 +18,7 @@ from syncline.trace.analysis.startup import StartUp, start_up
 from syncline.trace.analysis.steps import Prepared, prepare
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
+from syncline.trace.formats.load import load
 from syncline.trace.merge.merge import Trace
 from syncline.trace.span import PHASES, STEP
 
@@ -108,8 +110,10 @@ class Analysis:
         }
 
 
-def analyze(trace: Trace, *, steps: tuple[int, int] | None = None) -> Analysis:
-    """Analyse a trace; `steps` keeps the steps in [first, last)."""
+def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) -> Analysis:
+    """Analyse a trace, or the file or run folder of one; `steps` keeps the steps in [first, last)."""
+    if not isinstance(trace, Trace):
+        trace = load(trace)
     about = trace.metadata
     whole_from, dropped = _whole_from(trace)
     asked = steps or (0, 1 << 62)
@@ -166,7 +170,7 @@ def analyze(trace: Trace, *, steps: tuple[int, int] | None = None) -> Analysis:
         critical_path=tuple(critical_path(prepared, step)),
         critical_step=step,
         bound=limit,
-        queue_ms=max((winsorized_mean(load.delay_ms) for load in facts.loads if load.delay_ms), default=None),
+        queue_ms=max((winsorized_mean(host.delay_ms) for host in facts.loads if host.delay_ms), default=None),
         imported=str(about["imported"]) if "imported" in about else None,
     )
 
