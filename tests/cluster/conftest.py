@@ -1,4 +1,4 @@
-"""What the tests of emulated nodes share: nothing may be left behind, and programs that a test can kill."""
+"""Fixtures for tests of emulated nodes: a check that nothing is left behind, and programs that a test can kill."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Looks for what a test left behind: processes, namespaces, interfaces."""
+"""Finds processes, namespaces and interfaces that a test left behind."""
 
 import os
 import time

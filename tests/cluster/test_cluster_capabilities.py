@@ -1,4 +1,4 @@
-"""What the machine allows is found by trying, in a child, and nothing of the trial stays."""
+"""Capabilities of the machine are tried in a child process, and nothing of the trial remains."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from syncline.cluster.capabilities import Capabilities, capabilities
 
 
 @pytest.mark.namespaces
-def test_what_is_found_is_what_is_here() -> None:
+def test_capabilities_of_this_machine() -> None:
     found = capabilities()
     assert found.can_namespaces
     assert found.can_shape
@@ -37,7 +37,7 @@ def test_a_limit_of_no_namespaces_is_explained() -> None:
     assert "raise user.max_net_namespaces" in child.stdout
 
 
-def test_without_pyroute2_the_reason_is_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyroute2_the_reason_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyroute2.py").write_text("raise ImportError('injected')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     found = capabilities()
@@ -45,7 +45,7 @@ def test_without_pyroute2_the_reason_is_the_way_to_get_it(tmp_path: Path, monkey
     assert not found.can_shape
 
 
-def test_a_probe_that_dies_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_dies_is_reported_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     found = capabilities()
     assert found == Capabilities(

@@ -15,7 +15,7 @@ _APP = "from syncline.cli.main import main\nmain()"
 Program = Callable[..., "subprocess.Popen[str]"]
 
 
-def test_the_command_gets_its_own_options_and_gives_the_exit_code(program: Program) -> None:
+def test_the_command_gets_its_own_options_and_sets_the_exit_code(program: Program) -> None:
     script = 'echo "$0 $1 $NODE_RANK"; sleep $NODE_RANK; exit $NODE_RANK'
     tool = program(_APP, "cluster", "--nodes", "2", "--bandwidth", "1Gbit", "--", "sh", "-c", script, "--nodes", "9")
     output, errors = tool.communicate()
@@ -58,7 +58,7 @@ def test_bad_input_is_one_line(program: Program, arguments: list[str], sentence:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_tool_has_ended_everything_before_it_ends(program: Program, number: signal.Signals) -> None:
+def test_an_interrupted_tool_ends_all_processes_before_it_ends(program: Program, number: signal.Signals) -> None:
     tool = program(_APP, "cluster", "--nodes", "2", "--", "sh", "-c", "setsid sleep 100 & sleep 100")
     assert until(lambda: sum("sleep 100" in line for line in marked_processes()) >= 4)
     tool.send_signal(number)

@@ -1,4 +1,4 @@
-"""The environment of ranks on one GPU, and the talk with NVIDIA's MPS program, played by a stand-in."""
+"""Environment of ranks on one GPU, and the MPS daemon, with a fake of NVIDIA's MPS program."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-def test_ranks_that_share_a_gpu_are_hosts_of_their_own() -> None:
+def test_ranks_that_share_a_gpu_are_separate_hosts() -> None:
     shared = rank_environment(3, _NODE, ranks_on_gpu=2)
     assert shared == {
         "NCCL_HOSTID": "host3",
@@ -61,7 +61,7 @@ def test_ranks_that_share_a_gpu_are_hosts_of_their_own() -> None:
     assert rank_environment(3, _NODE, ranks_on_gpu=1)["NCCL_HOSTID"] == "host1"
 
 
-def test_the_daemon_lives_in_the_block_in_a_folder_of_its_own(calls: Path) -> None:
+def test_the_daemon_runs_during_the_block_in_a_private_folder(calls: Path) -> None:
     mps = Mps()
     with mps as environment:
         assert set(environment) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
@@ -75,14 +75,14 @@ def test_the_daemon_lives_in_the_block_in_a_folder_of_its_own(calls: Path) -> No
     mps.close()
 
 
-def test_a_daemon_that_runs_already_is_used_and_left_alone(calls: Path) -> None:
+def test_a_running_daemon_is_used_and_not_ended(calls: Path) -> None:
     (calls.parent / "default" / "pid").write_text("1")
     with Mps() as environment:
         assert environment == {}
     assert not any(line.startswith("-d") or line == "quit" for line in calls.read_text().splitlines())
 
 
-def test_a_daemon_that_does_not_start_is_said(calls: Path) -> None:
+def test_a_daemon_that_does_not_start_gives_a_warning(calls: Path) -> None:
     (calls.parent / "broken").touch()
     with pytest.warns(UserWarning, match="ranks will take turns on the GPU"), Mps() as environment:
         assert environment == {}
@@ -90,13 +90,13 @@ def test_a_daemon_that_does_not_start_is_said(calls: Path) -> None:
     assert list((calls.parent / "tmp").iterdir()) == []
 
 
-def test_without_the_program_there_is_nothing_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_mps_no_variables_are_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with Mps() as environment:
         assert environment == {}
 
 
-def test_a_killed_owner_takes_the_daemon_along_and_the_next_one_cleans(
+def test_the_daemon_ends_with_a_killed_owner_and_the_next_owner_removes_its_folder(
     calls: Path, program: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
     owner = program(

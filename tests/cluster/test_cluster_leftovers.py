@@ -1,4 +1,4 @@
-"""Whatever ends the owner of a cluster, nothing of it stays."""
+"""A cluster leaves nothing behind, however its owner ends."""
 
 import os
 import signal

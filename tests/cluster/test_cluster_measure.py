@@ -1,4 +1,4 @@
-"""The link that was asked for is the link that is there."""
+"""Measured bandwidth of links, also while it changes."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
 
 
 @pytest.mark.parametrize("bandwidth", [100_000_000, 1_000_000_000])
-def test_measured_is_within_a_tenth_of_asked_both_ways(bandwidth: int) -> None:
+def test_measured_bandwidth_is_within_a_tenth_in_both_directions(bandwidth: int) -> None:
     with Cluster(2, bandwidth=bandwidth) as cluster:
         for source in (0, 1):
             measured = best_of_three(cluster, source=source, enough=0.9 * bandwidth)
@@ -35,7 +35,7 @@ def test_a_link_without_a_limit_is_faster() -> None:
         assert measure_bandwidth(cluster, seconds=0.2) > 2e9
 
 
-def test_a_rate_that_changes_is_the_rate_that_is_there_both_ways() -> None:
+def test_a_changed_rate_holds_in_both_directions() -> None:
     with Cluster(2, bandwidth="200Mbit") as cluster:
         before = [best_of_three(cluster, source=source, enough=190e6) for source in (0, 1)]
         cluster.set_bandwidth("100Mbit")
@@ -49,7 +49,7 @@ def test_a_rate_that_changes_is_the_rate_that_is_there_both_ways() -> None:
         assert best_of_three(cluster, source=0, enough=90e6) == pytest.approx(1e8, rel=0.1)
 
 
-def test_what_is_under_way_survives_every_change() -> None:
+def test_a_running_transfer_survives_every_change() -> None:
     """A packet that waits, larger than the burst of a slower link, would wait for ever."""
     rates = ["100Mbit", "20Mbit", None, "8Mbit", "200Mbit"]
     with Cluster(2, bandwidth="1Gbit") as cluster, ThreadPoolExecutor(max_workers=4) as pool:
@@ -71,6 +71,6 @@ def test_rates_that_cannot_be_shaped_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [(0, 0), (0, 2), (-1, 0)])
-def test_there_must_be_two_nodes(source: int, target: int) -> None:
+def test_measuring_needs_two_nodes(source: int, target: int) -> None:
     with Cluster(2) as cluster, pytest.raises(UsageError, match="name two of the nodes 0 to 1"):
         measure_bandwidth(cluster, source=source, target=target)

@@ -1,4 +1,4 @@
-"""The plan of queueing disciplines: pure, so also those that this kernel may lack."""
+"""Queueing disciplines of links: pure functions, so also those that this kernel may lack."""
 
 import sys
 
@@ -21,11 +21,11 @@ def test_both_directions_have_the_same_rate() -> None:
     assert uplink(LinkShape(bandwidth=10**8)) == downlink(LinkShape(bandwidth=10**8))
 
 
-def test_nothing_asked_is_nothing_done() -> None:
+def test_an_unlimited_link_is_not_shaped() -> None:
     assert uplink(LinkShape()) == downlink(LinkShape()) == []
 
 
-def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
+def test_latency_and_loss_apply_once_per_path_and_before_the_rate() -> None:
     link = LinkShape(bandwidth=10**9, latency=0.005, loss=0.01)
     netem, tbf = uplink(link)
     assert (netem.kind, netem.handle) == ("netem", "1:")
@@ -34,23 +34,23 @@ def test_latency_and_loss_come_once_a_path_and_before_the_rate() -> None:
     assert [qdisc.kind for qdisc in downlink(link)] == ["tbf"]
 
 
-def test_a_long_fat_link_has_room_for_what_is_in_flight() -> None:
+def test_a_long_fat_link_has_room_for_packets_in_flight() -> None:
     netem = uplink(LinkShape(bandwidth=10**10, latency=0.1))[0]
     assert netem.options["limit"] >= 2 * 10**10 * 0.1 / 8 / 1514
 
 
 class Kernel:
-    """Keeps what it is told."""
+    """A fake kernel that records the calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, str]] = []
+        self.calls: list[tuple[str, str, str]] = []
 
     def tc(self, verb: str, kind: str = "", index: int = 0, handle: str = "", **options: object) -> None:
-        self.told.append((verb, kind, handle))
+        self.calls.append((verb, kind, handle))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "calls"),
     [
         (LinkShape(10**9), LinkShape(10**8), [("replace", "tbf", "1:")]),
         (LinkShape(), LinkShape(10**8), [("replace", "tbf", "1:")]),
@@ -60,13 +60,13 @@ class Kernel:
         (LinkShape(10**9, 0.01), LinkShape(None, 0.01), [("replace", "netem", "1:"), ("del", "", "10:")]),
     ],
 )
-def test_a_change_is_made_in_place(before: LinkShape, after: LinkShape, told: list[tuple[str, str, str]]) -> None:
+def test_a_change_is_made_in_place(before: LinkShape, after: LinkShape, calls: list[tuple[str, str, str]]) -> None:
     kernel = Kernel()
     network._reshape(kernel, 1, uplink(before), uplink(after))
-    assert kernel.told == told
+    assert kernel.calls == calls
 
 
-def test_missing_pyroute2_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyroute2_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2", None)
     keep: list[int] = []
     with pytest.raises(UsageError, match="pip install pyroute2"):

@@ -50,7 +50,7 @@ def test_the_machine_sees_nothing_and_close_is_idempotent() -> None:
         enter(cluster.nodes[0])
 
 
-def test_two_clusters_at_once_do_not_meet() -> None:
+def test_two_clusters_at_once_are_isolated() -> None:
     with Cluster(2) as one, Cluster(2) as two:
         assert one.nodes[0].address == two.nodes[0].address
         namespaces = {Path(node.netns).stat().st_ino for node in one.nodes + two.nodes}
@@ -79,7 +79,7 @@ def test_an_error_while_building_removes_everything(monkeypatch: pytest.MonkeyPa
     assert held_namespaces() == []
 
 
-def test_what_is_not_a_namespace_cannot_be_entered(tmp_path: Path) -> None:
+def test_only_namespaces_can_be_entered(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(OSError, match="cannot enter the namespace"):
@@ -98,7 +98,7 @@ def test_rates_that_cannot_be_shaped(bandwidth: str) -> None:
         Cluster(2, bandwidth=bandwidth)
 
 
-def test_latency_where_the_kernel_has_netem_and_a_sentence_where_not() -> None:
+def test_latency_works_with_netem_and_is_refused_without() -> None:
     if not capabilities().netem:
         for wish in ({"latency": "5ms"}, {"loss": "1%"}):
             with pytest.raises(UsageError, match="no netem"):
@@ -133,7 +133,7 @@ def round_trip(cluster: Cluster) -> float:
     return float(result.stdout)
 
 
-def test_twenty_nodes_are_made_in_a_moment() -> None:
+def test_twenty_nodes_are_made_quickly() -> None:
     start = time.monotonic()
     with Cluster(20, bandwidth="1Gbit") as cluster:
         assert len(cluster.nodes) == 20

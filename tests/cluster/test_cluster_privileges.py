@@ -1,4 +1,4 @@
-"""An ordinary user gets nodes through a user namespace, and keeps owning the files that are written."""
+"""An ordinary user gets nodes through a user namespace, and still owns the files that are written."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_an_ordinary_user_makes_a_shaped_cluster_and_owns_the_files(home: Path) 
     assert (home / "mine").stat().st_uid == user
 
 
-def test_a_tool_with_threads_starts_itself_again_once(home: Path) -> None:
+def test_a_tool_with_threads_restarts_itself_once(home: Path) -> None:
     result = as_ordinary_user(_TOOL, "again", "a b", home=home)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["[node 0] 0", "[node 1] 0"]
@@ -121,7 +121,7 @@ def test_a_library_with_threads_is_told_what_to_do(home: Path) -> None:
     assert not (home / "starts").exists()
 
 
-def test_root_is_left_as_it_is() -> None:
+def test_root_stays_unchanged() -> None:
     if not namespaces.is_privileged():
         pytest.skip("only root has nothing to do")
     before = Path("/proc/self/ns/user").readlink()
@@ -129,7 +129,7 @@ def test_root_is_left_as_it_is() -> None:
     assert Path("/proc/self/ns/user").readlink() == before
 
 
-def test_where_the_kernel_allows_nothing_the_process_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_stays_unchanged_if_the_kernel_allows_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def refused() -> str:

@@ -1,4 +1,4 @@
-"""Bandwidths, times and shares: what is read, what is refused."""
+"""Parsing of bandwidths, times and fractions, and the errors."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from syncline.errors import UsageError
         (1e9, 10**9),
     ],
 )
-def test_bandwidth_is_read(text: str | float, bits: int) -> None:
+def test_parse_bandwidth(text: str | float, bits: int) -> None:
     assert parse_bandwidth(text) == bits
 
 
@@ -46,7 +46,7 @@ def test_bandwidth_is_written_short() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5ms", 0.005), ("250us", 0.00025), ("0.1s", 0.1), ("2", 2.0), (0.5, 0.5)]
 )
-def test_time_is_read(text: str | float, seconds: float) -> None:
+def test_parse_time(text: str | float, seconds: float) -> None:
     assert parse_time(text) == pytest.approx(seconds)
 
 
@@ -56,7 +56,7 @@ def test_time_is_refused_with_examples(text: str) -> None:
         parse_time(text)
 
 
-def test_share_is_read_and_refused() -> None:
+def test_parse_fraction() -> None:
     assert parse_fraction("0.1%") == pytest.approx(0.001)
     assert parse_fraction(0.02) == 0.02
     for text in ("100%", "-1%", "some", "1.5", "nan"):

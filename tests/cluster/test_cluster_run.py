@@ -38,7 +38,7 @@ with Cluster(2) as cluster:
 """
 
 
-def test_every_node_runs_the_command_and_its_lines_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_node_runs_the_command_and_output_lines_name_the_node(capfd: pytest.CaptureFixture[str]) -> None:
     with Cluster(3) as cluster:
         code = run_on_nodes(cluster, ["sh", "-c", "echo $RANK of $WORLD_SIZE; printf 'a\\rb' >&2"])
     output = capfd.readouterr()
@@ -67,13 +67,13 @@ def test_the_environment_is_complete_and_nothing_is_substituted(capfd: pytest.Ca
     ]
 
 
-def test_rendezvous_is_the_same_for_all_but_the_places() -> None:
+def test_rendezvous_differs_only_in_the_place() -> None:
     with Cluster(2) as cluster:
         one, two = (rendezvous(cluster, rank=rank) for rank in range(2))
     assert {name for name in one if one[name] != two[name]} == {"RANK", "GROUP_RANK", "NODE_RANK", "SYNCLINE_NODE"}
 
 
-def test_the_first_failure_ends_all_and_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_is_named_and_ends_all_others(capfd: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
     script = f'if [ "$RANK" = 1 ]; then sleep 0.3; exit 7; fi; {_STUBBORN}'
     with Cluster(3) as cluster:
@@ -99,7 +99,9 @@ def test_processes_left_behind_by_a_command_are_ended(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_the_owner_ends_all(number: signal.Signals, program: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_all_processes_end_with_the_owner(
+    number: signal.Signals, program: Callable[..., "subprocess.Popen[str]"]
+) -> None:
     owner = program(_OWNER)
     assert owner.stdout is not None
     assert {owner.stdout.readline(), owner.stdout.readline()} == {"[node 0] started\n", "[node 1] started\n"}
@@ -115,7 +117,7 @@ def test_the_end_of_the_owner_ends_all(number: signal.Signals, program: Callable
     ("command", "nproc", "sentence"),
     [([], 1, "no command"), (["no-such-program"], 1, "no such program"), (["true"], 0, "choose 1 or more")],
 )
-def test_what_cannot_be_run(command: list[str], nproc: int, sentence: str) -> None:
+def test_commands_that_cannot_be_run(command: list[str], nproc: int, sentence: str) -> None:
     with Cluster(1) as cluster, pytest.raises(UsageError, match=sentence):
         run_on_nodes(cluster, command, nproc_per_node=nproc)
 

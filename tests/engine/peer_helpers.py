@@ -1,4 +1,4 @@
-"""Ranks that can disappear: each obeys commands over a pipe, and the test may kill or stop it at any time."""
+"""Rank processes for tests: each obeys commands over a pipe, and the test may kill or stop it at any time."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A lost or stuck peer gets a name on every rank that survives it."""
+"""Every surviving rank names a lost or stuck peer."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ def _all_doing(made, text=WAITS):
 
 
 @pytest.mark.parametrize(("fault", "tcp"), [("kill", False), ("stop", True)])
-def test_a_lost_rank_is_named_at_once_where_it_shares_the_machine(fault, tcp):
+def test_a_lost_rank_on_the_same_machine_is_named_at_once(fault, tcp):
     with ranks(3, tcp=tcp) as made:
         _all_doing(made)
         getattr(made[2], fault)()
@@ -47,7 +47,7 @@ def test_a_lost_rank_is_named_at_once_where_it_shares_the_machine(fault, tcp):
             assert took < 2 * PERIOD + 1.0 + 0.5
 
 
-def test_a_lost_rank_of_another_machine_is_named_by_its_silence():
+def test_a_lost_rank_on_another_machine_is_named_because_it_is_silent():
     with ranks(3, tcp=True, apart=True, global_ranks=[4, 5, 7], holder=4) as made:
         _all_doing(made)
         made[2].stop()
@@ -165,7 +165,7 @@ def test_an_alarm_reaches_a_rank_that_was_not_waiting():
         assert took < 0.5
 
 
-def test_two_groups_in_one_process_do_not_hear_each_other_and_leave_no_thread():
+def test_two_groups_in_one_process_are_separate_and_leave_no_thread():
     store = dist.HashStore()
     a, b = (Peers(store, rank=0, world=1, timeout=1, period=0.05, prefix=prefix) for prefix in "ab")
     a.start()
@@ -187,7 +187,7 @@ def test_two_groups_in_one_process_do_not_hear_each_other_and_leave_no_thread():
     assert _threads() == []
 
 
-def test_heartbeats_go_on_while_another_user_of_the_connection_blocks():
+def test_heartbeats_continue_while_another_user_of_the_connection_blocks():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     peers = Peers(store, rank=0, world=1, timeout=1, period=0.02)
     peers.start()
@@ -203,7 +203,7 @@ def test_heartbeats_go_on_while_another_user_of_the_connection_blocks():
     peers.close()
 
 
-def test_a_process_that_fails_says_so_by_itself_when_it_exits(monkeypatch):
+def test_a_failing_process_reports_its_error_at_exit(monkeypatch):
     store = dist.HashStore()
     survivor, failing = (Peers(store, rank=rank, world=2, timeout=0.4) for rank in range(2))
     failing.doing = "step 3: forward"

@@ -1,4 +1,4 @@
-"""The sentinel: replicas that differ are named and mended, residuals that run away end in dense, alike on all ranks."""
+"""The sentinel: replicas that differ are repaired, units with exploding residuals become dense, alike on all ranks."""
 
 import warnings
 from typing import Any
@@ -21,7 +21,7 @@ from syncline.trace import Recorder
 LR = 0.01
 
 
-def test_one_bit_shows() -> None:
+def test_one_different_bit_changes_the_checksum() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         values = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
         other = values.clone()
@@ -46,7 +46,7 @@ def test_a_dense_plan_keeps_the_order() -> None:
 
 
 def _runaway(grad: Tensor, state: State) -> Steps:
-    """Claims to have sent the opposite of what it sent, tenfold: what it holds back explodes."""
+    """Claims to have sent the opposite of what it sent, tenfold: its residual explodes."""
     x = state.compensate(grad)
     mean = yield Mean(grad)
     return Out(mean, -9 * x)
@@ -59,7 +59,7 @@ def _overflows(grad: Tensor, state: State) -> Steps:
     return Out(mean, x - (torch.inf if state.rank == 1 and state.step == 1 else 1.0))
 
 
-# Not filed under a name: the list of codecs stays as it is.
+# Not registered: the list of codecs must not change.
 runaway = Definition("runaway", _runaway, "own", "flat", "nothing", None, (), False, False, False)
 overflows = Definition("overflows", _overflows, "own", "flat", "nothing", None, (), False, False, False)
 
@@ -112,11 +112,11 @@ def diverges(rank: int, world: int, spec: str, odd: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("spec", "odd"), [("none", 1), ("topk(0.25)", 1), ("topk(0.25)", 0)])
-def test_replicas_that_differ_are_named_and_mended(spec: str, odd: int) -> None:
+def test_replicas_that_differ_are_named_and_repaired(spec: str, odd: int) -> None:
     done = run_ranks(diverges, 3, spec, odd)
     assert done[odd]["before"] != done[2]["before"], "the fault fired"
     for d in done:
-        assert list(d["seen"]) == [6], "after the step that is next to be looked at, and never again"
+        assert list(d["seen"]) == [6], "after the next checked step, and never again"
         assert d["seen"] == done[0]["seen"]
         (text,) = d["seen"][6]
         assert f"'2.weight' on rank {odd};" in text
@@ -160,7 +160,7 @@ def runs_away(rank: int, world: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_residual_that_explodes_ends_in_dense_and_is_paid() -> None:
+def test_a_residual_that_explodes_falls_back_to_dense_and_is_sent() -> None:
     done = run_ranks(runs_away, 2)
     for d in done:
         assert d["seen"] == done[0]["seen"]
@@ -234,7 +234,7 @@ def two_optimizers(rank: int, world: int) -> dict[str, Any]:
     return {"seen": seen, "values": values(net)}
 
 
-def test_a_unit_with_a_step_still_to_come_falls_back_after_it() -> None:
+def test_a_unit_falls_back_after_a_step_that_is_still_to_come() -> None:
     done = run_ranks(two_optimizers, 2)
     assert done[0]["values"] == done[1]["values"]
     name = "test_sentinel:runaway"
@@ -265,7 +265,7 @@ def quiet(rank: int, world: int, spec: str) -> int:
 
 
 @pytest.mark.parametrize("spec", ["topk(0.01)", "threshold(1e9)", "powersgd(rank=1)"])
-def test_healthy_training_is_left_alone(spec: str) -> None:
+def test_healthy_training_is_not_changed(spec: str) -> None:
     """Scaled residuals against unscaled, clipped gradients would look large; a threshold that sends nothing is fine."""
     assert run_ranks(quiet, 2, spec) == [0, 0]
 

@@ -73,7 +73,7 @@ def planned(rank: int, world: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(90)
-def test_auto_profiles_plans_and_trains_on() -> None:
+def test_auto_profiles_plans_and_continues_to_train() -> None:
     ranks = run_ranks(planned, 2, timeout=80)
     first = ranks[0]
     for found in ranks:
@@ -90,7 +90,7 @@ def test_auto_profiles_plans_and_trains_on() -> None:
 
 
 class Sleepy(nn.Module):
-    """A model whose forward pass takes as long as it is told."""
+    """A model whose forward pass takes a given time."""
 
     def __init__(self) -> None:
         super().__init__()
