@@ -119,7 +119,7 @@ def block(case: Case, row: dict[str, Any]) -> str:
     verdict, step = row["verdict"], row["step_ms"]
     lines = ["```", f"$ {case.shown}", "$ syncline trace analyze syncline-trace", text, "```", ""]
     lines += [f"![One step of the timeline](images/why-slow-{case.name}.png)", ""]
-    said = f"{verdict['recoverable_ms']:.0f} ms a step were said to be recoverable"
+    said = f"{verdict['recoverable_ms']:.0f} ms per step were said to be recoverable"
     if "replay" in row:
         (answer,) = (one for one in row["replay"]["answers"] if one["what"] == case.what)
         said += f", and the replay (`syncline simulate --what {case.what}`) gave {answer['predicted_ms']:.0f} ms"

@@ -152,7 +152,7 @@ def test_traces_of_others_are_exported(what, style, gloo, invoke):
 def test_the_command_shows_a_verdict_first(gloo, invoke):
     done = invoke("analyze", gloo)
     assert (done.code, done.err) == (0, "")
-    assert done.out.index("verdict: ") < done.out.index("ms a step, mean") < done.out.index("units by exposed time")
+    assert done.out.index("verdict: ") < done.out.index("ms per step, mean") < done.out.index("units by exposed time")
     for word in ("late: rank 1", "start-up:", "critical path of step 4", "bound: ", "note: rank 1 ran on"):
         assert word in done.out
     told = json.loads(invoke("analyze", gloo, "--json", "--steps", "4:").out)

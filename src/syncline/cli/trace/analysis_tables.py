@@ -78,7 +78,7 @@ def _head(analysis: Analysis) -> str:
     steady = len(analysis.steps) - analysis.startup.steps
     steps = f"steps {analysis.steps[0]} to {analysis.steps[-1]}"
     return (
-        f"{what}, {ranks}, {steps}: {_ms(step['median'])} ms a step (median of {steady} steady ones;"
+        f"{what}, {ranks}, {steps}: {_ms(step['median'])} ms per step (median of {steady} steady ones;"
         f" mean {_ms(step['mean'])}, 95% below {_ms(step['p95'])})"
     )
 
@@ -94,13 +94,13 @@ def _verdict(console: Console, analysis: Analysis) -> None:
 
 
 def _sentence(finding: Finding) -> str:
-    gain = "" if finding.recoverable_ms is None else f" Recoverable: {_ms(finding.recoverable_ms)} ms a step."
+    gain = "" if finding.recoverable_ms is None else f" Recoverable: {_ms(finding.recoverable_ms)} ms per step."
     return finding.sentence + gain
 
 
 def _breakdown(analysis: Analysis) -> Table:
     phases = _seen([analysis.breakdown])
-    table = _table("ms a step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
+    table = _table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
     for rank in analysis.ranks[:_MOST_RANKS]:
         table.add_row(str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases))
     if len(analysis.ranks) > _MOST_RANKS:
@@ -112,7 +112,7 @@ def _breakdown(analysis: Analysis) -> Table:
 def _breakdown_by_phase(analysis: Analysis) -> Table:
     """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
     shown = analysis.ranks[:3]
-    table = _table("ms a step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
+    table = _table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
     for phase in _seen([analysis.breakdown]):
         ms = [_ms(rank.breakdown_ms[phase]) for rank in shown]
         table.add_row(_long(phase), *ms, percent(analysis.breakdown[phase]))
@@ -147,7 +147,9 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
         )
     for late in analysis.late[:4]:
         doing = f", in {_long(late.doing)}" if late.doing else ""
-        _line(console, f"late: rank {late.rank}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms a step{doing}")
+        _line(
+            console, f"late: rank {late.rank}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms per step{doing}"
+        )
     console.print()
 
 

@@ -64,7 +64,7 @@ def _text(told: Diff) -> str:
     lines += [f"note: {text}" for text in told.notes]
     for name, one in (("A", told.a), ("B", told.b)):
         lines += [f"note: {name}: {text}" for text in one.analysis.notes]
-    lines += ["", f"{'ms a step':<18}{'A':>10}{'B':>10}{'B - A':>10}  {'95% interval':<20}{'B / A':>7}"]
+    lines += ["", f"{'ms per step':<18}{'A':>10}{'B':>10}{'B - A':>10}  {'95% interval':<20}{'B / A':>7}"]
     rows = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
     there = {name: change for name, change in rows.items() if change.a_ms or change.b_ms}
     lines += [_row(name.replace("_", " "), change) for name, change in there.items()]
@@ -106,7 +106,7 @@ def _units(told: Diff) -> list[str]:
     width = max(map(len, labels))
     lines = [
         "",
-        f"{'units that changed most, ms a step'.ljust(width)}  {'exposed A':>10}{'B':>9}{'transfer A':>12}{'B':>9}",
+        f"{'units that changed most, ms per step'.ljust(width)}  {'exposed A':>10}{'B':>9}{'transfer A':>12}{'B':>9}",
     ]
     for row, label in zip(told.units, labels, strict=True):
         cells = ["-" if row[key] is None else f"{row[key]:.2f}"

@@ -9,8 +9,8 @@ from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.exchanges import Exchange, match_exchanges
 from syncline.trace.span import Span
 
-WAITS_UNKNOWN = ("cannot be separated from transfers", "are not told from transfers")
-"""Notes with one of these say that waits for a late rank are unknown; the second is from earlier versions' files."""
+WAITS_UNKNOWN = ("cannot be separated from transfers", "waits for a late rank are not")
+"""A note with one of these says that waits for a late rank are unknown; the second is in files of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ class Trace:
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have spans."""
         return tuple(sorted({span.rank for span in self.spans}))
+
+    def by_rank(self) -> dict[int, list[Span]]:
+        """The spans of each rank."""
+        found: dict[int, list[Span]] = {rank: [] for rank in self.ranks}
+        for span in self.spans:
+            found[span.rank].append(span)
+        return found
 
     @property
     def clock_error_ns(self) -> float | None:
