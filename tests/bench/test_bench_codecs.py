@@ -1,5 +1,6 @@
 """`bench codecs`: every registered codec gets a row, the page is self-contained, the rows follow from the times."""
 
+import importlib.util
 import json
 
 import pytest
@@ -75,3 +76,8 @@ def test_summary_of_times():
     timing = summarize([4.0, 1.0, 2.0, 3.0, 5.0])
     assert (timing.low, timing.median, timing.high, timing.repetitions) == (2, 3, 4, 5)
     assert summarize([2.0]).median == 2
+
+
+@pytest.mark.parametrize("name", ["codecs", "overhead", "recorder"])
+def test_the_commands_in_result_files_exist(name):
+    assert importlib.util.find_spec(f"syncline.bench.{name}.__main__") is not None

@@ -22,6 +22,7 @@ def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     assert list(rows) == ["alone", "ddp", "syncline", "syncline(powersgd(rank=2))"]
     assert all(way in shown for way in rows)
     assert result["environment"]["torch"]
+    assert result["command"].startswith("python -m syncline.bench.overhead --device=cpu")
     assert "--model=mlp(hidden=16)" in result["command"]
     for line in rows.values():
         assert {"step", "cpu", "thread"} == set(line["ratio_to_ddp"])

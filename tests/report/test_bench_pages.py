@@ -1,6 +1,7 @@
 """Pages of benchmarks and sweeps in headless Chromium: charts are drawn from committed results, nothing is blocked."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def test_overlap_has_bars_with_bounds_and_two_steps_on_one_scale(visit: Any) -> 
     two.scroll_into_view_if_needed()
     page.wait_for_function("document.querySelector('#two .says').textContent")
     assert all(name in two.inner_text() for name in made["pictured"])
+    # Of the two steps, the one nearer to the median.
+    for side, name in enumerate(made["pictured"]):
+        marks = made["timelines"][name]["marks"]
+        (median,) = (row["step_ms"] for row in made["rows"] if row["strategy"] == name)
+        apart = [abs(end - begin - median) for begin, end in pairwise(marks)]
+        assert two.locator(f'[data-side="{side}"][data-of="step"]').input_value() == str(apart.index(min(apart)))
     assert two.locator("canvas").bounding_box()["height"] > 150
 
 

@@ -131,7 +131,8 @@ def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
             " A star marks the best bucket size."
         ],
     )
-    spans = [_two_steps(name, result["timelines"][name]) for name in shown]
+    medians = {row["strategy"]: row["step_ms"] for row in timed}
+    spans = [_two_steps(name, result["timelines"][name], medians[name]) for name in shown]
     return _render(page, [], spans=spans, pair=shown)
 
 
@@ -246,12 +247,16 @@ def _overlap_facts(result: Row) -> list[str]:
     return [*facts, f"{result['rounds_done']} of {setting['rounds']} rounds, contestants in turn"]
 
 
-def _two_steps(label: str, timeline: Row) -> dict[str, Any]:
-    """The last two steps of a contestant, as the script of the timelines reads a trace."""
+def _two_steps(label: str, timeline: Row, median_ms: float) -> dict[str, Any]:
+    """The last two steps of a contestant, as the script of the timelines reads a trace.
+
+    The one whose length is nearer to the median is shown first.
+    """
     marks = timeline["marks"]
+    shown = min(range(len(marks) - 1), key=lambda number: abs(marks[number + 1] - marks[number] - median_ms))
     ends = [round(ms * 1e6) for ms in marks]
     spans = [Span(0, STEP, "step", "", number, ends[number], ends[number + 1]) for number in range(len(marks) - 1)]
     for lane, name, unit, start, end in timeline["spans"]:
         step = max(number for number, mark in enumerate(marks[:-1]) if mark <= start)
         spans.append(Span(0, lane, name, unit, step, round(start * 1e6), round(end * 1e6)))
-    return {"label": label, "spans": columns(spans), "gap": None, "steady": 0, "steps": []}
+    return {"label": label, "spans": columns(spans), "gap": None, "steady": 0, "shown": shown, "steps": []}

@@ -26,7 +26,7 @@ Syncline.pair = (() => {
     const take = (side, run, step) => {
       const trace = Syncline.spans.trace(run);
       if (!partsOf.has(run)) partsOf.set(run, Syncline.phases.of(trace.set));
-      const number = step ?? trace.set.typical(trace.steady);
+      const number = step ?? trace.shown ?? trace.set.typical(trace.steady);
       sides[side] = { run, trace, parts: partsOf.get(run), step: number };
       choose(side, "run").value = String(run);
       choose(side, "step").value = number ?? "";
