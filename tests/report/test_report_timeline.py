@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_runs_get_the_trace_of_their_strategy_and_world_size(tmp_path: Path) -> 
     assert traces(made, tmp_path).panels[0].data["spans"] is found.panels[0].data["spans"], "read once"
     file = traced.write(tmp_path, "left-over", traced.spans(steps=9))
     assert len(traces(made, tmp_path).panels[2].data["spans"]["start"]) > len(found.panels[2].data["spans"]["start"])
+
+
+def test_a_trace_in_memory_is_shown_as_from_its_file_and_the_file_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = traced.write(tmp_path / "a", "ddp", traced.spans())
+    trace = load(file)
+    shuffled = replace(trace, spans=sorted(trace.spans, key=lambda span: span.rank))
+    from_file = traces(samples.results(), tmp_path / "a").panels[0]
+    file = traced.write(tmp_path / "b", "ddp", traced.spans())
+    monkeypatch.setattr("syncline.report.panels.load", pytest.fail)
+    in_memory = traces(samples.results(), tmp_path / "b", new_trace=replace(shuffled, path=file)).panels[0]
+    assert in_memory.data["spans"] == from_file.data["spans"]
+    assert {**in_memory.analysis, "source": ""} == {**from_file.analysis, "source": ""}
 
 
 def test_a_trace_that_cannot_be_read_is_named_and_the_page_is_made(

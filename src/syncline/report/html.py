@@ -20,6 +20,7 @@ from syncline.report.page import PARTS, page
 from syncline.report.panels import Panel, Traces, traces
 from syncline.report.spans import ORDER
 from syncline.results.schema import Results
+from syncline.trace.merge.merge import Trace
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "page.css", "charts.css", "diagnosis.css", "timeline.css")
@@ -77,9 +78,10 @@ _FILTERS = (
 )
 
 
-def render_html(results: Results, *, folder: Path | None = None) -> str:
+def render_html(results: Results, *, folder: Path | None = None, new_trace: Trace | None = None) -> str:
     """The report page as text. With the run folder, it includes the timelines of the traces found there."""
-    content, found = page(results), Traces() if folder is None else traces(results, folder)
+    content = page(results)
+    found = Traces() if folder is None else traces(results, folder, new_trace=new_trace)
     return render(
         "page.html.j2",
         content.data,
@@ -91,9 +93,14 @@ def render_html(results: Results, *, folder: Path | None = None) -> str:
     )
 
 
-def write_html(results: Results, path: str | os.PathLike[str], *, folder: Path | None = None) -> None:
-    """Write the report page to `path` atomically. Traces are read from `folder`, by default the folder of `path`."""
-    write_text(render_html(results, folder=folder or Path(path).parent), path)
+def write_html(
+    results: Results, path: str | os.PathLike[str], *, folder: Path | None = None, new_trace: Trace | None = None
+) -> None:
+    """Write the report page to `path` atomically. Traces are read from `folder`, by default the folder of `path`.
+
+    `new_trace`, which was just written to its `path` in that folder, is used without reading the file.
+    """
+    write_text(render_html(results, folder=folder or Path(path).parent, new_trace=new_trace), path)
 
 
 def render_view(panels: Sequence[Panel], *, title: str, source: str, notes: Sequence[str] = ()) -> str:

@@ -1,6 +1,5 @@
 """Traced runs on the page: find the traces beside results, and prepare diagnosis and spans of each for the template."""
 
-import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,8 +77,11 @@ class Traces:
     notes: tuple[str, ...] = ()
 
 
-def traces(results: Results, folder: Path) -> Traces:
-    """The traces in `folder`, the run folder of `results`."""
+def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) -> Traces:
+    """The traces in `folder`, the run folder of `results`. Panels are cached until their files change.
+
+    So a comparison, which writes its page after each run, reads no file again, and that of `new_trace` not even once.
+    """
     files = sorted(folder.glob(f"runs/*/{TRACE}"))
     limit = min(LIMIT, MAX_SPANS // max(1, len(files)))
     found: list[Panel] = []
@@ -96,7 +98,7 @@ def traces(results: Results, folder: Path) -> Traces:
                 raise UsageError(
                     f"its trace file has {size(state.st_size)}: open it with `syncline trace view {file.parent}`"
                 )
-            made, key = _panel_of_file(file, (state.st_mtime_ns, state.st_size), limit)
+            made, key = _cached_panel(file, (state.st_mtime_ns, state.st_size), limit, new_trace)
             found.append(made.placed(*places[key]) if key in places else made)
         except UsageError as error:
             notes.append(f"{file.parent.name} has no timeline: {error}")
@@ -108,16 +110,23 @@ def traces(results: Results, folder: Path) -> Traces:
     return Traces(tuple(found), tuple(notes))
 
 
-@functools.lru_cache(maxsize=32)
-def _panel_of_file(file: Path, state: tuple[int, int], limit: int) -> tuple[Panel, tuple[object, object]]:
-    """The panel of a trace file, cached until `state` (its time and size) changes.
+_MAX_CACHED = 32
+_cache: dict[tuple[Path, tuple[int, int], int], tuple[Panel, tuple[object, object]]] = {}
 
-    A comparison writes its page after each run, and so reads only the new trace.
-    """
-    del state
-    source = load(file)
-    key = (source.metadata.get("strategy"), source.metadata.get("world_size"))
-    return panel(source, label=folder_label(source.path, source.metadata), limit=limit), key
+
+def _cached_panel(
+    file: Path, state: tuple[int, int], limit: int, new_trace: Trace | None
+) -> tuple[Panel, tuple[object, object]]:
+    """The panel of a trace file, with strategy and world size; cached until `state` (its time and size) changes."""
+    if (file, state, limit) not in _cache:
+        source = new_trace
+        if source is None or source.path.absolute() != file.absolute():
+            source = load(file)
+        if len(_cache) == _MAX_CACHED:
+            del _cache[next(iter(_cache))]
+        key = (source.metadata.get("strategy"), source.metadata.get("world_size"))
+        _cache[file, state, limit] = panel(source, label=folder_label(file, source.metadata), limit=limit), key
+    return _cache[file, state, limit]
 
 
 def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, int] | None = None) -> Panel:

@@ -18,7 +18,7 @@ from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
 from syncline.train.session.link_changes import LinkSchedule
-from syncline.train.session.output import SessionOutput, Watcher, crashed_row, finished_row
+from syncline.train.session.output import RunOutcome, SessionOutput, Watcher, crashed_run, finished_run
 from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
 from syncline.train.session.runs import list_runs, local_world_size
 
@@ -40,18 +40,18 @@ def run_local(
         for run in runs:
             folder = output.begin(run)
             try:
-                row = _run(run, config, folder, cluster=cluster, watcher=watcher, resume=chosen)
+                outcome = _run(run, config, folder, cluster=cluster, watcher=watcher, resume=chosen)
             except UsageError:
                 output.discard_if_empty()
                 raise
-            output.end(run, row)
+            output.end(run, outcome)
     return output.folder.path, output.results
 
 
 def _run(
     run: RunSpec, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher, resume: Resume | None
-) -> dict[str, Any]:
-    """Run one strategy; returns its row of the results."""
+) -> RunOutcome:
+    """Run one strategy."""
     assignment = Assignment(
         run=run,
         folder=folder,
@@ -80,14 +80,18 @@ def _run(
             places = place_ranks(config, run, cluster=cluster, variables=variables)
             reports = run_ranks(_rank_main, places, (assignment, str(store)), logs=folder, on_message=on_message)
     except RankFailure as failure:
-        return crashed_row(run, failure, folder) | links.row()
+        outcome = crashed_run(run, failure, folder)
+        outcome.row |= links.row()
+        return outcome
     finally:
         store.unlink(missing_ok=True)
     records = [RankRecord.from_json(report) for report in reports]
     nodes = config.cluster.nodes if cluster is not None else 1
     # Links that changed do not have one bandwidth.
     bandwidth = cluster.bandwidth if cluster is not None and not links.row() else None
-    return finished_row(run, records, folder, nodes=nodes, bandwidth=bandwidth) | links.row()
+    outcome = finished_run(run, records, folder, nodes=nodes, bandwidth=bandwidth)
+    outcome.row |= links.row()
+    return outcome
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:

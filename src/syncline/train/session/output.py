@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,8 @@ from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure
 from syncline.results.schema import SCHEMA, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
+from syncline.trace.formats.load import TRACE
+from syncline.trace.merge.merge import Trace
 from syncline.train.checkpoint.resume import Resume
 from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
@@ -31,6 +33,15 @@ class Watcher(Protocol):
     def begin(self, run: RunSpec) -> None: ...
     def step(self, message: dict[str, Any]) -> None: ...
     def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class RunOutcome:
+    """A run that has ended: its row of the results, and the trace that was written for it."""
+
+    row: dict[str, Any]
+    trace: Trace | None = None
+    spans_dropped: int = 0
 
 
 class SessionOutput:
@@ -58,16 +69,16 @@ class SessionOutput:
         self._watcher.begin(run)
         return self.folder.strategy(run.strategy, world_size=run.workers, several=self._several_sizes)
 
-    def end(self, run: RunSpec, row: dict[str, Any]) -> None:
+    def end(self, run: RunSpec, outcome: RunOutcome) -> None:
         """Add the run's row to the results and save them."""
-        dropped = row.pop("spans_dropped", 0)
-        if dropped:
+        if outcome.spans_dropped:
             self.results["warnings"].append(
-                f"{run.strategy}: the recorder was full, {dropped} early spans are missing from its trace and shares"
+                f"{run.strategy}: the recorder was full, {outcome.spans_dropped} early spans are missing from its trace"
+                " and shares"
             )
-        self.results["runs"].append(row)  # type: ignore[arg-type]
-        self.folder.save(self.results)
-        self._watcher.end(run, row)
+        self.results["runs"].append(outcome.row)  # type: ignore[arg-type]
+        self.folder.save(self.results, new_trace=outcome.trace)
+        self._watcher.end(run, outcome.row)
 
     def discard_if_empty(self) -> None:
         """Undo everything if no run has ended: the folder is removed, an earlier run moves back."""
@@ -75,21 +86,22 @@ class SessionOutput:
             self.folder.discard()
 
 
-def finished_row(
+def finished_run(
     run: RunSpec, records: Sequence[RankRecord], folder: Path, *, nodes: int, bandwidth: int | None = None
-) -> dict[str, Any]:
-    """The row of a run that finished; also writes its trace."""
-    trace = merge_records(records)
+) -> RunOutcome:
+    """The outcome of a run that finished; also writes its trace."""
+    trace = replace(merge_records(records), path=folder / TRACE)
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0].backend}
     metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes} | trace_metadata(records)
     metadata |= {} if bandwidth is None else {"bandwidth": bandwidth}
-    write_chrome_trace(replace(trace, metadata=metadata), folder / "trace.json.gz")
+    trace = replace(trace, metadata=metadata)
+    write_chrome_trace(trace, trace.path)
     row = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
-    return row | {"spans_dropped": sum(record.spans_dropped for record in records)}
+    return RunOutcome(row, trace, sum(record.spans_dropped for record in records))
 
 
-def crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, Any]:
-    """The row of a run that failed, with the steps that rank 0 had logged."""
+def crashed_run(run: RunSpec, failure: RankFailure, folder: Path) -> RunOutcome:
+    """The outcome of a run that failed, with the steps that rank 0 had logged."""
     row: dict[str, Any] = {
         "strategy": run.strategy,
         "status": "crashed",
@@ -103,7 +115,7 @@ def crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, A
         steps = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
         row["loss"] = [step["loss"] for step in steps]
         row["step_ms_series"] = [step["step_ms"] for step in steps]
-    return row
+    return RunOutcome(row)
 
 
 def _start_results(

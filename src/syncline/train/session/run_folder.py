@@ -12,6 +12,7 @@ from syncline.files import write_text
 from syncline.report.html import write_html
 from syncline.results import file as results_file
 from syncline.results.schema import Results
+from syncline.trace.merge.merge import Trace
 from syncline.train.config import Config
 
 _DESCRIPTIONS = ("config.json", "versions.json")
@@ -69,10 +70,10 @@ class RunFolder:
         path.mkdir()
         return path
 
-    def save(self, results: Results) -> None:
-        """Write `results.json` and then `report.html`, each in one move."""
+    def save(self, results: Results, *, new_trace: Trace | None = None) -> None:
+        """Write `results.json` and then `report.html`, each in one move. `new_trace` was written just now."""
         results_file.save(results, self.path / results_file.FILE_NAME)
-        write_html(results, self.path / "report.html")
+        write_html(results, self.path / "report.html", new_trace=new_trace)
 
     def _claim(self, path: Path) -> Path:
         path = path.resolve()

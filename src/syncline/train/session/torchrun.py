@@ -24,7 +24,7 @@ from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
-from syncline.train.session.output import SessionOutput, Watcher, crashed_row, finished_row
+from syncline.train.session.output import RunOutcome, SessionOutput, Watcher, crashed_run, finished_run
 from syncline.train.session.runs import list_runs
 
 _POLL_S = 0.05
@@ -143,18 +143,18 @@ def _run_child(
         store.set(f"record{rank}", "")
 
 
-def _collect(run: RunSpec, folder: Path, store: Store, *, nodes: int) -> dict[str, Any]:
-    """The run's row of the results, from what all ranks have put into the store."""
+def _collect(run: RunSpec, folder: Path, store: Store, *, nodes: int) -> RunOutcome:
+    """The run's outcome, from what all ranks have put into the store."""
     reports = [store.get(f"record{rank}") for rank in range(run.ranks)]
     if all(reports):
         records = [RankRecord.from_json(zlib.decompress(report)) for report in reports]
-        return finished_row(run, records, folder, nodes=nodes)
+        return finished_run(run, records, folder, nodes=nodes)
     failures = [json.loads(store.get(f"failed{rank}")) for rank, report in enumerate(reports) if not report]
     # A rank that lost its peer is a consequence of another rank's failure.
     first = min(failures, key=lambda failure: (is_peer_loss(failure["summary"]), float(failure["time"])))
     rank, summary = first["rank"], first["summary"]
     message = f"rank {rank} failed: {summary}"
-    return crashed_row(run, RankFailure(message, rank=rank, summary=summary, traceback=first["traceback"]), folder)
+    return crashed_run(run, RankFailure(message, rank=rank, summary=summary, traceback=first["traceback"]), folder)
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:
