@@ -1,7 +1,7 @@
 """The analysis of a trace: step time by phase and rank, causes of slowness, distance from the lower bound."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,17 @@ class Analysis:
             "findings": [finding.as_json() for finding in self.findings],
             "overlap": {"communication": self.communication, "compression": self.compression},
             "step_ms": self.step_ms,
-            "ranks": [rank.as_json() for rank in self.ranks],
+            "ranks": [asdict(rank) for rank in self.ranks],
             "breakdown": self.breakdown,
             "breakdown_ms": self.breakdown_ms,
             "per_step": list(self.per_step),
             "exchanges": self._exchanges(),
-            "units": [unit.as_json() for unit in self.units],
+            "units": [asdict(unit) for unit in self.units],
             "startup": self.startup.as_json(),
-            "critical_path": [segment.as_json() for segment in self.critical_path],
+            "critical_path": [asdict(segment) for segment in self.critical_path],
             "critical_step": self.critical_step,
             "queue_ms": self.queue_ms,
-            "bound": self.bound.as_json(),
+            "bound": asdict(self.bound),
         }
 
     def _exchanges(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Breakdown of step time by phase, for each rank and each step; the lower bound of the step time."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from syncline.stats import mean_or_zero, median_mean_p95
@@ -18,10 +18,6 @@ class Breakdown:
     step_ms: dict[str, float]
     breakdown: dict[str, float]
     breakdown_ms: dict[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        """As in the analysis."""
-        return asdict(self)
 
 
 def breakdowns(trace: Prepared, steps: Sequence[int]) -> tuple[Breakdown, ...]:
@@ -64,10 +60,6 @@ class Bound:
     wire_ms: float | None
     bound_ms: float | None
     distance: float | None
-
-    def as_json(self) -> dict[str, float | None]:
-        """As in the analysis."""
-        return asdict(self)
 
 
 def bound(trace: Prepared, steps: Sequence[int], network: NetworkUse | None, *, step_ms: float) -> Bound:

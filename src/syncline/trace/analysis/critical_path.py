@@ -24,10 +24,6 @@ class PathSegment:
     unit: str
     ms: float
 
-    def as_json(self) -> dict[str, object]:
-        """As in the analysis."""
-        return {"rank": self.rank, "lane": self.lane, "unit": self.unit, "ms": self.ms}
-
 
 def typical_step(trace: Prepared, steps: Sequence[int]) -> int:
     """The step whose time is nearest to the median."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
@@ -26,10 +26,6 @@ class UnitRow:
     bandwidth_bits: float | None
     exposed_ms: float
     """Time that no compute hid; exchanges that were under way at once share it equally."""
-
-    def as_json(self) -> dict[str, object]:
-        """As in the analysis."""
-        return asdict(self)
 
 
 def unit_table(trace: Prepared, steps: Sequence[int]) -> list[UnitRow]:

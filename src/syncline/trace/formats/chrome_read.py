@@ -6,10 +6,10 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.json_stream import Limits
-from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, rank_traces
+from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, rank_traces, times
 from syncline.trace.merge.merge import Trace
 from syncline.trace.merge.metadata import MAX_RANKS, checked_metadata
-from syncline.trace.span import LANES, MAX_COUNT, STEP, Span
+from syncline.trace.span import LANES, STEP, Span
 
 KIND = "syncline"
 """The name of this format."""
@@ -55,21 +55,14 @@ def read_chrome_trace(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -
 
 def _span(event: dict[str, Any]) -> Span | None:
     """The span of an event, with times since the first span; None if the event is no span of Syncline's."""
-    lane, args = event.get("cat"), event.get("args")
-    if event.get("ph") != "X" or not isinstance(lane, str) or lane not in _LANES or not isinstance(args, dict):
+    rank, name, when, args = event.get("pid"), event.get("name"), times(event), fields(event)
+    unit = args.get("unit")
+    if event.get("ph") != "X" or "dur" not in event or when is None or type(rank) is not int:
         return None
-    rank, name, begin, length = (event.get(key) for key in ("pid", "name", "ts", "dur"))
-    unit, step, size = args.get("unit"), args.get("step"), args.get("bytes")
-    if not isinstance(name, str) or not isinstance(unit, str):
+    if not 0 <= rank < MAX_RANKS or not isinstance(name, str) or not isinstance(unit, str):
         return None
-    if type(rank) is not int or type(step) is not int or type(size) is not int:
+    row = [event.get("cat"), name.removesuffix(unit).rstrip(), unit, args.get("step"), *when, args.get("bytes")]
+    try:
+        return Span.from_untrusted_row(rank, row)
+    except ValueError:
         return None
-    if not isinstance(begin, int | float) or not isinstance(length, int | float):
-        return None
-    if not -MAX_COUNT < begin < MAX_COUNT or not 0 <= length < MAX_COUNT:
-        return None
-    if not 0 <= rank < MAX_RANKS or not -MAX_COUNT < step < MAX_COUNT or not 0 <= size < MAX_COUNT:
-        return None
-    start = round(begin * 1000)
-    end = start + round(length * 1000)
-    return Span(rank, lane, name.removesuffix(unit).rstrip(), unit, step, start, end, size)

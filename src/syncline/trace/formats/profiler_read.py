@@ -6,8 +6,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.collective_names import collective, elements, item_size
-from syncline.trace.formats.profiler_lanes import Interval, Thread
-from syncline.trace.formats.profiler_spans import Collective, Kernel, Rows, spans_of
+from syncline.trace.formats.profiler_spans import Collective, Interval, Kernel, Rows, Thread, spans_of
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
 
 KIND = "torch.profiler"

@@ -1,15 +1,35 @@
-"""Makes spans from the rows of a torch.profiler trace: kernels get the lane of their launch, collectives a number."""
+"""Makes spans from the events of a torch.profiler trace.
+
+Ranges and ops of threads get a lane and a step, kernels the lane of their launch, collectives a number in their step.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncline.trace.formats.profiler_lanes import Interval, Thread, joined, thread_lanes, without
 from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.span import STEP, Span
 
-_JOIN = 5_000  # nanoseconds between two kernels of a busy stream; in a longer gap the GPU is idle
+_JOIN_OPS = 500_000  # nanoseconds: ops of a lane that are closer, with only Python between, are one span
+_JOIN_KERNELS = 5_000  # nanoseconds between two kernels of a busy stream; in a longer gap the GPU is idle
+
+Thread = int | str
+"""A thread's name in a trace."""
+
+
+class Interval(NamedTuple):
+    """An interval of work of a thread.
+
+    `kind` is a lane. Before `_thread_lanes` it can also be `op` (an op of any lane) or `finish` (DDP's copies after the
+    backward pass).
+    """
+
+    start: int
+    end: int
+    kind: str
+    step: int = -1
 
 
 class Collective(NamedTuple):
@@ -84,14 +104,14 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
 def _work(rows: Rows, steps: list[Step]) -> list[Interval]:
     """Data and compute: on a GPU the times of its kernels, otherwise those of the host."""
     main = rows.steps[0][1] if rows.steps else max(rows.host, key=lambda t: len(rows.host[t]), default=0)
-    lanes = {t: thread_lanes(intervals, steps, training=t == main) for t, intervals in rows.host.items()}
+    lanes = {t: _thread_lanes(intervals, steps, training=t == main) for t, intervals in rows.host.items()}
     if rows.kernels:
         return [p for p in lanes.get(main, []) if p.kind == "data"] + _kernels(rows, lanes, steps)
     # The call of a collective is not compute: where it blocks, the exchange is exposed.
     return [
         interval
         for thread, intervals in lanes.items()
-        for interval in without(intervals, [(call.start, call.end) for call in rows.calls.get(thread, [])])
+        for interval in _without(intervals, [(call.start, call.end) for call in rows.calls.get(thread, [])])
     ]
 
 
@@ -108,7 +128,7 @@ def _kernels(rows: Rows, lanes: dict[Thread, list[Interval]], steps: list[Step])
         if kernel.copied and lane == "forward":
             lane = "data"
         by_lane[lane].append(Interval(kernel.start, kernel.end, lane, step))
-    return [interval for intervals in by_lane.values() for interval in joined(intervals, _JOIN)]
+    return [interval for intervals in by_lane.values() for interval in _joined(intervals, _JOIN_KERNELS)]
 
 
 def _collectives(rows: Rows, notes: list[str]) -> list[Collective]:
@@ -132,3 +152,76 @@ def _not_nested(calls: list[Collective]) -> list[Collective]:
         if not result or call.start >= result[-1].end:
             result.append(call)
     return result
+
+
+def _thread_lanes(intervals: Iterable[Interval], steps: list[Step], *, training: bool) -> list[Interval]:
+    """A thread's lanes, in order. Of a thread that does not run the training loop, only backward work counts."""
+    outermost = [
+        interval._replace(step=step_at(steps, interval.start, interval.end)) for interval in _outermost(intervals)
+    ]
+    if training:
+        return _joined(_placed(outermost), _JOIN_OPS)
+    own = ("backward", "finish")
+    return _joined([interval._replace(kind="backward") for interval in outermost if interval.kind in own], _JOIN_OPS)
+
+
+def _joined(intervals: Iterable[Interval], gap: int) -> list[Interval]:
+    """Join neighbours of one lane and step that are at most `gap` apart; `intervals` are sorted by start."""
+    result: list[Interval] = []
+    for interval in intervals:
+        before = result[-1] if result else None
+        same = before is not None and (before.kind, before.step) == (interval.kind, interval.step)
+        if before is not None and same and interval.start - before.end <= gap:
+            result[-1] = before._replace(end=max(before.end, interval.end))
+        else:
+            result.append(interval)
+    return result
+
+
+def _without(intervals: list[Interval], holes: Iterable[tuple[int, int]]) -> list[Interval]:
+    """The intervals of one thread with the holes removed."""
+    apart = _joined([Interval(start, end, "") for start, end in sorted(holes)], 0)
+    result: list[Interval] = []
+    ends = [hole.end for hole in apart]
+    for interval in intervals:
+        at = interval.start
+        for place in range(bisect_right(ends, interval.start), len(apart)):
+            hole = apart[place]
+            if hole.start >= interval.end:
+                break
+            if hole.start > at:
+                result.append(interval._replace(start=at, end=hole.start))
+            at = hole.end
+        if at < interval.end:
+            result.append(interval._replace(start=at))
+    return result
+
+
+def _outermost(intervals: Iterable[Interval]) -> list[Interval]:
+    result: list[Interval] = []
+    for interval in sorted(intervals, key=lambda p: (p.start, -p.end)):
+        at = result[-1].end if result else interval.start
+        if interval.end > at:
+            result.append(interval._replace(start=max(interval.start, at)))
+    return result
+
+
+def _placed(intervals: list[Interval]) -> list[Interval]:
+    """Assign a lane to ops outside any range, from the work around them in their step.
+
+    Ops before the last backward work are forward (such as the loss), ops before DDP copies its buckets back are
+    backward, and later ones are part of the update (such as clipping).
+    """
+    last = {interval.step: interval.start for interval in intervals if interval.kind == "backward"}
+    result: list[Interval] = []
+    following = Interval(0, 0, "")
+    for interval in reversed(intervals):
+        if interval.kind != "op":
+            following = interval
+            lane = "backward" if interval.kind == "finish" else interval.kind
+        elif following.kind == "finish" and following.step == interval.step:
+            lane = "backward"
+        else:
+            lane = "update" if interval.start > last.get(interval.step, interval.start) else "forward"
+        result.append(interval._replace(kind=lane))
+    return result[::-1]
