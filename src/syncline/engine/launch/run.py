@@ -115,7 +115,7 @@ class LaunchRun:
     def __init__(
         self, batches: Sequence[CodecBatch], context: StepContext, *, buffers: Bf16Buffers | None = None
     ) -> None:
-        self._batches, self.context, self._buffers = batches, context, buffers
+        self.batches, self.context, self._buffers = batches, context, buffers
         self.results: list[Result | None] = [None] * len(batches)
         self._runs: list[Any] = []
         self._round = 0
@@ -126,7 +126,7 @@ class LaunchRun:
         """The first requests; `states` has the codec state of every batch."""
         now: list[Request | Result] = []
         context = self.context
-        for batch, state in zip(self._batches, states, strict=True):
+        for batch, state in zip(self.batches, states, strict=True):
             packed = batch.pack(grads)
             if not batch.codec.feedback and "error" in state:
                 # A residual of another codec is added to the next gradient.
@@ -137,7 +137,7 @@ class LaunchRun:
             )
             self._runs.append(run)
             now.append(run.start(packed, state))
-        return self._next(list(range(len(self._batches))), now)
+        return self._next(list(range(len(self.batches))), now)
 
     def resume(self, answers: Sequence[Any]) -> list[Request]:
         """The next requests; none when all batches have their results."""
@@ -153,7 +153,7 @@ class LaunchRun:
             if isinstance(item, Result):
                 self.results[place] = item
             else:
-                waiting.append((place, _without_own_share(self._batches[place].codec, item)))
+                waiting.append((place, _without_own_share(self.batches[place].codec, item)))
         self._messages = _group(waiting)
         self._round += 1
         return [self._join(requests, number) for number, (_, requests) in enumerate(self._messages)]

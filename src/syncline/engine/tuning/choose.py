@@ -77,8 +77,8 @@ def _in_fewer_launches(plan: Plan, costs: Costs, shapes: Sequence[Shape]) -> Cho
     None if units have different codecs, or if their codec treats a value differently in another unit.
     """
     kinds = {(unit.codec, unit.exchange) for unit in plan.units}
-    codec, carrier = min(kinds)
-    if len(kinds) > 1 or exchanges_to_weigh(codec, costs.world) != (carrier,) or not _independent_of_unit(built(codec)):
+    codec, pattern = min(kinds)
+    if len(kinds) > 1 or exchanges_to_weigh(codec, costs.world) != (pattern,) or not _independent_of_unit(built(codec)):
         return None
     return search(shapes, costs, allowed=[codec], always=(), mix=False)
 

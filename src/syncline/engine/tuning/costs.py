@@ -9,7 +9,7 @@ from torch import Tensor
 from syncline import exchange
 from syncline.engine.protocols import EngineView
 from syncline.engine.tuning.probe_codec import cost_alone, cost_over_link
-from syncline.engine.tuning.probe_link import busy_latency, compute_slowdown, fit_link, link_samples, while_computing
+from syncline.engine.tuning.probe_link import busy_latency, compute_slowdown, link_samples, while_computing
 from syncline.engine.tuning.profile import Profile, ProfileTable
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
 from syncline.plan.frozen import trained
@@ -17,6 +17,7 @@ from syncline.plan.planner import ALWAYS
 from syncline.plan.predict import built, exchanges_to_weigh, host_seconds
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
+from syncline.sim import fit
 
 _LARGEST_S = 0.1
 """About the time of a dense exchange of the largest flat gradient that codecs are tried on."""
@@ -90,10 +91,11 @@ def measure_link(engine: EngineView) -> LinkCost:
     """The network as it is now; on the CPU, with the latency that it has while ranks compute."""
     probe = dense_link(engine)
     samples = mean_over_ranks(engine, [n for pair in link_samples(probe, engine.device) for n in pair])
-    latency, rate = fit_link(list(zip(samples[::2], samples[1::2], strict=True)))
+    network = fit(list(zip(samples[::2], samples[1::2], strict=True)))
+    latency = network.latency
     if engine.device.type == "cpu":
-        (latency,) = mean_over_ranks(engine, [while_computing(lambda: busy_latency(probe, rate))[0]])
-    return LinkCost(latency, rate)
+        (latency,) = mean_over_ranks(engine, [while_computing(lambda: busy_latency(probe, network.bytes_per_s))[0]])
+    return LinkCost(latency, network.bytes_per_s)
 
 
 def dense_link(engine: EngineView) -> exchange.Link:
@@ -122,15 +124,15 @@ def _costs_over_links(
     small, least, most = _FLAT
     sent = 2 * (engine.world - 1) / engine.world * 4
     large = int(min(most, max(least, _LARGEST_S * link.bytes_per_s / sent)))
-    pairs = {(spec, carrier) for spec in specs for carrier in exchanges_to_weigh(spec, engine.world)}
+    pairs = {(spec, pattern) for spec in specs for pattern in exchanges_to_weigh(spec, engine.world)}
     pairs |= {(row.codec, row.exchange) for row in engine.plan.units if row.codec in specs}
 
     def measure() -> dict[str, CodecCost]:
         found: dict[str, CodecCost] = {}
-        for spec, carrier in sorted(pairs):
+        for spec, pattern in sorted(pairs):
             shapes = matrices if built(spec).view == "matrix" else [(small,), (large,)]
-            line = exchange.connect(carrier, group)
-            found[over(spec, carrier)] = cost_over_link(spec, line, shapes, rank=engine.rank, stretch=stretch)
+            probe = exchange.connect(pattern, group)
+            found[over(spec, pattern)] = cost_over_link(spec, probe, shapes, rank=engine.rank, stretch=stretch)
         return found
 
     return {name: _mean_cost(engine, cost) for name, cost in while_computing(measure)[0].items()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from syncline import codecs, exchange
 from syncline.codecs import Codec
 from syncline.codecs.build import LATE
-from syncline.engine.launch.batches import CodecBatch, launch_batches
+from syncline.engine.launch.batches import launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.engine.launch.run import LaunchRun
 from syncline.engine.launch.units import StepContext
@@ -27,26 +27,22 @@ from syncline.plan.costs import CodecCost, Curve
 States = list[dict[str, Tensor]]
 StageSeconds = tuple[float, float, float]
 """Seconds until the first message is ready, between messages, and after the last message has arrived."""
-Run = Callable[[Sequence[CodecBatch], StepContext, Tensor, States], tuple[StageSeconds, States]]
+Run = Callable[[LaunchRun, Tensor, States], tuple[StageSeconds, States]]
 """Runs a codec once on a gradient: its stages, and its next state."""
 
 
 def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, device: torch.device) -> CodecCost:
     """A codec on gradients of these shapes, without a network; `issue` is the host's time for one run on a GPU."""
     codec = codecs.build(spec)
-    carrier = exchange.build(exchange.legal(codec)[0])
+    pattern = exchange.build(exchange.legal(codec)[0])
     issues: dict[torch.Size, list[float]] = {}
 
-    def run(
-        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
-    ) -> tuple[StageSeconds, States]:
-        seconds, states = _run_alone(
-            LaunchRun(batches, context), carrier, grad, states, lambda: synchronized_time(device)
-        )
+    def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+        seconds, states = _run_alone(launch_run, pattern, grad, states, lambda: synchronized_time(device))
         if device.type == "cuda":
             # Once more without waiting for the device, which has nothing else to do.
             begin = synchronized_time(device)
-            _run_alone(LaunchRun(batches, context), carrier, grad, states, time.perf_counter)
+            _run_alone(LaunchRun(launch_run.batches, launch_run.context), pattern, grad, states, time.perf_counter)
             issues.setdefault(grad.shape, []).append(time.perf_counter() - begin)
         return seconds, states
 
@@ -59,14 +55,11 @@ def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, 
     """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
     buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
 
-    def run(
-        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
-    ) -> tuple[StageSeconds, States]:
-        return _run_over_link(LaunchRun(batches, context, buffers=buffers), link, grad, states)
+    def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
+        return _run_over_link(launch_run, link, grad, states)
 
-    curves = _curves(
-        codecs.build(spec), shapes, run, rank=rank, world=link.place.world, device=torch.device("cpu"), repeats=4
-    )
+    cpu, world = torch.device("cpu"), link.place.world
+    curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4, buffers=buffers)
     return CodecCost(*(Curve(stretch * curve.fixed, stretch * curve.each) for curve in curves))
 
 
@@ -79,6 +72,7 @@ def _curves(
     world: int,
     device: torch.device,
     repeats: int,
+    buffers: Bf16Buffers | None = None,
 ) -> list[Curve]:
     """Seconds by number of values for each stage: medians over the runs on each shape; the first run warms up."""
     points: list[list[tuple[float, float]]] = [[], [], []]
@@ -90,7 +84,8 @@ def _curves(
         rows = []
         for step in range(repeats):
             grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
-            seconds, states = run(batches, StepContext(LATE + step, rank, world, 0), grad, states)
+            context = StepContext(LATE + step, rank, world, 0)
+            seconds, states = run(LaunchRun(batches, context, buffers=buffers), grad, states)
             rows.append(seconds)
         for column, line in zip(zip(*rows[1:], strict=True), points, strict=True):
             line.append((float(torch.Size(shape).numel()), statistics.median(column)))
@@ -98,7 +93,7 @@ def _curves(
 
 
 def _run_alone(
-    launch_run: LaunchRun, carrier: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
+    launch_run: LaunchRun, pattern: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
 ) -> tuple[StageSeconds, States]:
     """Run a codec as rank 0, with its own messages in place of those of other ranks."""
     world = launch_run.context.world
@@ -107,7 +102,7 @@ def _run_alone(
     begin = clock()
     requests = launch_run.start([grad], states)
     while requests:
-        moves = [carrier.moves(request, place) for request in requests]
+        moves = [pattern.moves(request, place) for request in requests]
         first = [next(move) for move in moves]
         spent.append(clock() - begin)
         # The network would be busy here.

@@ -7,7 +7,7 @@ can receive it gets a core.
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from syncline._compat import NoSubclasses
 from syncline.codecs import Mean
 from syncline.exchange import Link
-from syncline.sim import fit
 
 T = TypeVar("T")
 
@@ -47,12 +46,6 @@ def link_samples(link: Link, device: torch.device) -> list[tuple[float, float]]:
         tensor = torch.zeros(count, device=device)
         samples.append((_sent_bytes(link, tensor), statistics.median(_all_reduce_seconds(link, tensor, _TIMED))))
     return samples
-
-
-def fit_link(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Latency in seconds, and bytes per second."""
-    network = fit(list(samples))
-    return network.latency, network.bytes_per_s
 
 
 def dense_seconds(link: Link, device: torch.device, total: int) -> float:

@@ -1,0 +1,21 @@
+"""Probes of codecs without a network."""
+
+import pytest
+import torch
+
+from syncline import codecs
+from syncline.codecs.build import LATE
+from syncline.engine.tuning.probe_codec import cost_alone
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("spec", ["none", "bf16", "int8", "topk(0.1)", "powersgd(rank=2)", "powersgd(rank=2) | bf16"])
+def test_a_probe_measures_every_stage_and_leaves_random_numbers_alone(spec: str) -> None:
+    before = torch.get_rng_state()
+    cost = cost_alone(spec, [(64, 32), (512, 256)], world=4, device=CPU)
+    assert torch.equal(before, torch.get_rng_state())
+    assert cost.decode(512 * 256) > 0
+    assert cost.encode(512 * 256) > 0
+    assert (cost.between(512 * 256) > 0) == (len(codecs.build(spec).rounds((512, 256), step=LATE)) > 1)
+    assert cost.issue == 0, "only a GPU has a host that issues"
