@@ -65,6 +65,7 @@ ROOM_ORDER = {
         "attach",
     ],
     "integrations": ["bucket_exchange", "ddp_buckets", "ddp_hook", "ddp_wrapper"],
+    "results": ["schema", "file"],
     "train": ["config", "data", "models", "workload", "strategies", "checkpoint", "rank", "session"],
     "report": ["figures", "compare", "scaling", "verdict", "page", "spans", "panels", "html", "bench_pages", "tables"],
     "bench": ["timing", "output", "training", "ranks", "codecs", "convergence", "overhead", "recorder", "overlap"],

@@ -5,7 +5,8 @@ import random
 from typing import Any
 
 from syncline import stats
-from syncline.results.schema import SHARES, Results
+from syncline.results.schema import Results
+from syncline.trace.span import PHASES
 
 S = 36_900_000  # bytes of VGG-11's gradients
 STRATEGIES = {
@@ -113,7 +114,7 @@ def shares_of(
     shares = {"data": data, "forward": forward, "backward": backward, "exposed_encode": encode}
     shares |= {"exposed_exchange": exchange, "wait": wait, "update": update, "other": max(rest, 0.0)}
     total = sum(shares.values())
-    return {part: shares[part] / total for part in SHARES}
+    return {part: shares[part] / total for part in PHASES}
 
 
 def crashed(strategy: str = "ddp-powersgd(rank=4)", *, steps: int = 0) -> dict[str, Any]:

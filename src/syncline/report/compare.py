@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from syncline import stats
 from syncline.results.file import finite, numbers, ok
-from syncline.results.schema import SHARES, Results, Run
+from syncline.results.schema import Results, Run
+from syncline.trace.span import PHASES
 
 BASELINE = "single"
 """The strategy others are measured against: one rank, no exchange."""
@@ -89,7 +90,7 @@ def steady(run: Run) -> list[float]:
 def parts_ms(run: Run) -> dict[str, float]:
     """Milliseconds of each part: its share of the median step."""
     middle = step_median(run) or 0.0
-    return {part: share(run, part) * middle for part in SHARES}
+    return {part: share(run, part) * middle for part in PHASES}
 
 
 def share(run: Run, part: str) -> float:

@@ -9,7 +9,8 @@ from syncline.report.figures import one_line, rounded
 from syncline.report.scaling import Curve, StartUp, curves, start_ups
 from syncline.report.verdict import Verdict, cautions, headline, verdicts
 from syncline.results.file import finite
-from syncline.results.schema import SHARES, Results, Run
+from syncline.results.schema import Results, Run
+from syncline.trace.span import PHASES
 
 PARTS = {
     "data": "data",
@@ -133,7 +134,7 @@ def _entry(index: int, row: Row, verdict: Verdict, table: list[Row]) -> Entry:
 
 def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> Strip:
     """The parts of a step side by side, in percent of `whole` (by default of their sum)."""
-    values = {part: max(finite(parts.get(part)) or 0.0, 0.0) for part in SHARES}
+    values = {part: max(finite(parts.get(part)) or 0.0, 0.0) for part in PHASES}
     whole = sum(values.values()) if whole is None else whole
     strip, start = [], 0.0
     for part, value in values.items():
@@ -163,7 +164,7 @@ def _chart_run(row: Row) -> dict[str, Any]:
         "loss": [rounded(finite(v)) for v in run.get("loss", [])],
         "times": [rounded(finite(v)) for v in run.get("step_ms_series", [])],
         "median": rounded(step_median(run)),
-        "shares": {part: rounded(share(run, part)) for part in SHARES} if run.get("breakdown") else None,
+        "shares": {part: rounded(share(run, part)) for part in PHASES} if run.get("breakdown") else None,
         "ms": {part: rounded(ms) for part, ms in parts_ms(run).items()} if run.get("breakdown") else None,
         "wire": {
             "bytes": rounded(finite(run.get("wire_bytes_per_step"))),

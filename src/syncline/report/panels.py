@@ -12,11 +12,12 @@ from syncline.report.figures import duration, one_line, percent, size
 from syncline.report.page import Strip, shares_strip
 from syncline.report.spans import LIMIT, columns, excerpt
 from syncline.results.file import finite
-from syncline.results.schema import SHARES, Results
+from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import TRACE, load
 from syncline.trace.merge.merge import Trace
+from syncline.trace.span import PHASES
 
 MAX_UNITS = 200
 """Maximum number of rows in the table of units: those with the most exposed time."""
@@ -152,7 +153,7 @@ def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, in
             "gap": chosen.gap,
             "steady": _steady(analysis),
             "steps": [
-                [row["rank"], row["step"], *(_short(row["breakdown_ms"].get(part)) for part in SHARES)]
+                [row["rank"], row["step"], *(_short(row["breakdown_ms"].get(part)) for part in PHASES)]
                 for row in analysis.get("per_step") or []
             ],
         },
@@ -204,7 +205,7 @@ def _bars(analysis: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ..
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[RankRow, ...]:
     """One strip per rank; its length is the rank's mean step relative to the longest of all ranks."""
     parts = [row.get("breakdown_ms") or {} for row in rows]
-    top = max((sum(max(finite(ms.get(part)) or 0.0, 0.0) for part in SHARES) for ms in parts), default=0.0)
+    top = max((sum(max(finite(ms.get(part)) or 0.0, 0.0) for part in PHASES) for ms in parts), default=0.0)
     return tuple(
         RankRow(int(row["rank"]), row.get("step_ms") or {}, shares_strip(ms, whole=top), ms)
         for row, ms in zip(rows, parts, strict=True)

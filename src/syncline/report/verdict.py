@@ -12,7 +12,8 @@ from syncline.report.compare import Row, parts_ms, rows, share, workers
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, size, times
 from syncline.report.scaling import DOMINATES, start_up
 from syncline.results.file import finite, numbers
-from syncline.results.schema import SHARES, Results
+from syncline.results.schema import Results
+from syncline.trace.span import PHASES
 
 PART_NAMES = {
     "data": "loading data",
@@ -86,7 +87,7 @@ def cautions(results: Results) -> list[str]:
             f"The ranks talk inside one machine, not over shaped links{reason}: exchange is cheaper than on a network."
         )
     for row in rows(results):
-        total = sum(share(row.run, part) for part in SHARES)
+        total = sum(share(row.run, part) for part in PHASES)
         if row.ok and abs(total - 1) > 0.01:
             found.append(f"The shares of {row.label} sum to {total:.2f}, not 1: part of its step is counted wrongly.")
     return found
@@ -131,7 +132,7 @@ def _causes(row: Row, table: Sequence[Row], results: Results) -> list[str]:
         return [spent]
     ours, theirs = parts_ms(row.run), parts_ms(other.run)
     slower = row.median > other.median
-    gaps = {part: (ours[part] - theirs[part]) * (1 if slower else -1) for part in SHARES}
+    gaps = {part: (ours[part] - theirs[part]) * (1 if slower else -1) for part in PHASES}
     part = max(gaps, key=lambda name: gaps[name])
     whole = abs(row.median - other.median)
     if gaps[part] <= 0 or whole == 0:
@@ -146,7 +147,7 @@ def _spent(row: Row, results: Results) -> str:
     """What the step is spent on: compute if that is most of it, else the largest cost of distribution."""
     run = row.run
     compute = share(run, "forward") + share(run, "backward")
-    overhead = max((p for p in SHARES if p not in ("forward", "backward")), key=lambda p: share(run, p))
+    overhead = max((p for p in PHASES if p not in ("forward", "backward")), key=lambda p: share(run, p))
     most = share(run, overhead)
     if workers(run) == 1:
         largest = f"{percent(most)} of it is {PART_NAMES[overhead]}, " if most > compute else ""

@@ -1,1 +1,1 @@
-"""The results file: its schema and its statistics."""
+"""The results file `results.json`: its schema, reading and writing."""

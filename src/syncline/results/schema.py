@@ -29,9 +29,6 @@ from syncline.stats import Summary
 SCHEMA = 1
 """The version this code writes; it reads this one and older ones."""
 
-SHARES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
-"""The parts of a step, an exclusive partition: on every rank they sum to the step's wall time."""
-
 _LARGEST = 1e300  # beyond it, arithmetic on two figures would overflow
 _MOST_LEVELS = 32
 

@@ -1,1 +1,1 @@
-"""The reference loop, baseline strategies, models, data, the run folder, and sessions that tie them together."""
+"""The reference training loop with its strategies, models, data, checkpoints and sessions."""

@@ -1,4 +1,4 @@
-"""The resolved settings of a run: three small tables, read from a TOML recipe, `--set a.b=c` and the CLI's options."""
+"""The settings of a session: three small tables, read from a TOML recipe, `--set a.b=c` and the CLI's options."""
 
 import json
 import tomllib
@@ -12,63 +12,63 @@ from syncline.errors import UsageError, unknown
 from syncline.spec import split
 
 CHECKPOINTS = "checkpoints"
-"""A run folder's folder of checkpoints."""
+"""The name of the folder of checkpoints in a run folder."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """What is trained."""
+    """Settings of the training."""
 
     model: str = "vgg11"
     data: str = "auto"
     batch: int = 256
-    """Samples a step over all ranks; each rank takes an equal share."""
+    """Samples per step over all ranks; each rank takes an equal share."""
     steps: int = 0
-    """Steps an epoch; 0 is the whole data set."""
+    """Steps per epoch; 0 is the whole data set."""
     epochs: int = 1
     seed: int = 0
     optimizer: str = ""
-    """A spec such as `sgd(lr=0.1, momentum=0.9)`; empty takes the model's own."""
+    """A spec such as `sgd(lr=0.1, momentum=0.9)`; empty for the model's default."""
     test_samples: int = 1000
     """Samples of the test set that every rank evaluates after each epoch; 0 switches it off."""
     device: str = "auto"
     threads: int = 0
-    """Compute threads a rank; 0 shares the cores out."""
+    """Compute threads per rank; 0 divides the cores over the ranks."""
     timeout_s: float = 300.0
-    """How long a collective may take before the run is ended."""
+    """Timeout of a collective, after which the run fails."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes none."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where it runs."""
+    """Settings of ranks, nodes and links."""
 
     nproc: int = 0
-    """Ranks, all on this machine; 0 stands for one a node."""
+    """Ranks, all on this machine; 0 is one per node."""
     nodes: int = 0
     """Emulated nodes; 0 runs plain local ranks."""
     bandwidth: str = ""
     latency: str = ""
     loss: float = 0.0
     changes: Mapping[str, str] = field(default_factory=dict)
-    """Bandwidths that the links get later: from which step of each run on, `{"20": "100Mbit"}`; "" is no limit."""
+    """Bandwidth of the links from a step of each run on, such as `{"20": "100Mbit"}`; "" is no limit."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """What is compared."""
+    """Settings of the comparison."""
 
     strategies: tuple[str, ...] = ("single", "gather-scatter", "all-reduce", "ddp")
     scale: tuple[int, ...] = ()
-    """World sizes; each strategy is run at each of them."""
+    """World sizes; each strategy runs at each of them."""
     scale_batch: bool = False
     """The batch grows with the world size and an epoch keeps its samples (Horovod's convention)."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run, resolved."""
+    """All settings of a session."""
 
     title: str = ""
     train: Train = field(default_factory=Train)
@@ -76,7 +76,7 @@ class Config:
     compare: Compare = field(default_factory=Compare)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested data, for JSON."""
+        """Nested plain values, for JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
@@ -114,12 +114,12 @@ def load_recipe(name: str) -> Config:
 
 
 def load_run(folder: Path) -> Config:
-    """The resolved settings of an earlier run, from its folder."""
+    """The settings of an earlier run, from its folder."""
     file = folder / "config.json"
     try:
         table = json.loads(file.read_text())
     except FileNotFoundError:
-        raise UsageError(f"{folder} is no run folder (it has no config.json): name the folder of a run") from None
+        raise UsageError(f"{folder} is not a run folder (it has no config.json): name the folder of a run") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UsageError(f"cannot read {file}: {reason}") from None
@@ -129,13 +129,13 @@ def load_run(folder: Path) -> Config:
 
 
 def run_of(path: Path) -> Path:
-    """The run folder that `path` names: itself, or the one that it is a checkpoint of."""
+    """The run folder of `path`, which is the run folder itself or one of its checkpoints."""
     path = path.resolve()
     return path.parent.parent if path.parent.name == CHECKPOINTS else path
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """`["train.batch=64"]` as a dict; values are TOML, and anything that is not TOML is a string."""
+    """`["train.batch=64"]` as a dict; values are TOML, or else strings."""
     result = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

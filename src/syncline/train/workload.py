@@ -1,4 +1,4 @@
-"""A workload: a model with its losses, and the data that it trains on; all that a training loop needs."""
+"""Workloads: a model with its losses, and the data that it trains on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Workload:
-    """Phases to run in order in every step, data to run them on, and how to score a test batch.
+    """The phases of every step in order, their data, and how to score a test batch.
 
     `evaluate(batch)` gives (number correct, number counted); it is `None` where there is no accuracy.
     """
@@ -41,7 +41,7 @@ class Workload:
 
 
 def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
-    """The workload of two specs; the same on every rank for the same `seed`, which fixes model and data.
+    """The workload of two specs; the same on every rank for the same `seed`, which determines model and data.
 
     `model` is a registered name or the user's own `package.module:factory(args)`; `data` is a registered name or
     `auto`, the model's own default. The global random state is left as it was.
@@ -73,7 +73,7 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
 
 def _own_workload(made: Workload, call: spec.Call, data: str) -> Workload:
     if data != "auto":
-        raise UsageError(f"model '{call}' is a whole workload and brings its own data: leave '{data}' out")
+        raise UsageError(f"model '{call}' is a whole workload with its own data: leave '{data}' out")
     return made
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: what a rank saves, where, and how a run resumes."""
+"""Checkpoints: their content, their files, and resuming a run from them."""

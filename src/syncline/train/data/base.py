@@ -1,4 +1,4 @@
-"""What a data set is: random access batches, what a model asks of its data, and the registry."""
+"""The data set interface: batches by index, the needs of a model, and the registry of data sets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Dataset(Protocol):
-    """Map-style and cheap: any samples, in any order, as tensors on the CPU."""
+    """Random access to samples, in any order, as tensors on the CPU."""
 
     def __len__(self) -> int: ...
 
@@ -25,7 +25,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Need:
-    """What a model asks of its data. `None`: it follows whatever the data set has.
+    """What a model needs from its data. `None`: the model adapts to the data set.
 
     Tasks and their batches: `images` (images, labels); `unpaired` (images of one domain, of the other);
     `lm` (tokens, next tokens); `translation` (source, shifted target, target); `pretraining` (tokens, segments,
@@ -42,7 +42,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set, ready for one task, and the sizes that a model must fit."""
+    """A data set for one task, and the sizes that a model must adapt to."""
 
     name: str
     task: str
@@ -77,7 +77,7 @@ def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]]
 
 
 def load_data(text: str, need: Need, *, model: str, seed: int) -> Data:
-    """The data set of a spec, made for what the model needs; one of the wrong kind is a `UsageError`."""
+    """The data set of a spec, made for the model's needs; one of the wrong kind is a `UsageError`."""
     call = spec.parse_one(text)
     source = DATA.get(call.name)
     if need.task not in source.tasks:

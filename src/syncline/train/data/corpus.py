@@ -1,4 +1,4 @@
-"""Text to numbers: the words of a file or a folder, and a vocabulary of the most frequent ones."""
+"""Text to token ids: the words of a file or a folder, and a vocabulary of the most frequent ones."""
 
 import os
 import re
@@ -105,5 +105,5 @@ def _text(file: Path, limit: int) -> str:
             raw = opened.read(limit)
     except OSError as error:
         raise UsageError(f"text: {file} cannot be read: {error}") from error
-    # A zero byte is what binary files have and text has not.
+    # Binary files have zero bytes, text does not.
     return "" if b"\0" in raw else raw.decode("utf-8", errors="replace").replace("\r\n", "\n")

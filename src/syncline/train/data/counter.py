@@ -1,6 +1,6 @@
-"""Random numbers by counter: each is a function of (seed, stream, index, draw) and of nothing else.
+"""Counter-based random numbers: each is a function of (seed, stream, index, draw) only.
 
-So a sample is the same whoever asks for it, in whatever batch and order. Integer arithmetic only.
+A sample is therefore the same on every rank, in every batch and order. Integer arithmetic only.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Downloads, only when asked for: one file, checked, put in place at once; ranks of a machine share it."""
+"""Downloads of data sets, only on request: one file, checked and moved into place; ranks of a machine share it."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ _MAX_BYTES = 1 << 30
 
 
 def cache_folder() -> Path:
-    """Where data is looked for by default: `$XDG_CACHE_HOME/syncline`, else `~/.cache/syncline`."""
+    """The default folder for data: `$XDG_CACHE_HOME/syncline`, else `~/.cache/syncline`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "syncline"
 
@@ -24,7 +24,7 @@ def fetch(url: str, target: Path, *, sha256: str, timeout: float = 30) -> None:
     """Download `url` to `target` unless it is there; a failure or a wrong checksum is a `UsageError`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
-        # Several ranks ask at once: the first downloads, the others wait and find the file.
+        # Several ranks call this at once: the first downloads, the others wait and find the file.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
             _download(url, target, sha256, timeout)
@@ -46,7 +46,7 @@ def _download(url: str, target: Path, sha256: str, timeout: float) -> None:
                 f"cannot download {url} ({error}): fetch it where there is a network, and put it at {target}"
             ) from error
         if digest.hexdigest() != sha256:
-            raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}: it was not kept")
+            raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}: it was deleted")
         partial.flush()
         # The temporary name goes away with the block; a link of the finished file stays, in one step.
         os.link(partial.name, target)

@@ -1,4 +1,4 @@
-"""Stored images: uint8 tensors in memory, normalised when a batch is asked for, augmented on request."""
+"""Stored images: uint8 tensors in memory, normalised when a batch is read, augmented on request."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class StoredImages:
 
 
 def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
-    """The usual CIFAR augmentation: pad by 4, crop at a random place, mirror half of the images."""
+    """The usual CIFAR augmentation: pad by 4, crop at a random position, mirror half of the images."""
     n, channels, height, width = images.shape
     padded = F.pad(images, (_MARGIN,) * 4)
     rows = (draws[:, 0] % (2 * _MARGIN + 1)).unsqueeze(1) + torch.arange(height, device="cpu")

@@ -1,7 +1,7 @@
-"""The embedded image set: ten kinds of figure, drawn from each sample's own random numbers.
+"""The built-in image data set: ten kinds of figures, drawn from random numbers of each sample.
 
-Position, size, tilt, colours, a colour gradient and noise vary, so no single pixel tells the class. Nothing is
-stored: a batch is drawn when it is asked for, at any image size. Arithmetic is exact piecewise-linear float32
+Position, size, tilt, colours, a colour gradient and noise vary, so no single pixel reveals the class. Nothing is
+stored: a batch is drawn when it is read, at any image size. Arithmetic is exact piecewise-linear float32
 (no sine, no exponential), so that a sample is the same in a batch of 1 and in a batch of 256.
 """
 

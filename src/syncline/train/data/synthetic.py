@@ -1,4 +1,4 @@
-"""Random tensors of the right shape, made once: for timing, where nothing is to be learnt."""
+"""Random tensors of the right shape, made once, for timing only."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ TASKS = ("images", "unpaired", "lm", "translation", "pretraining", "text-classes
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A pool of random samples, made at the first batch and then read over and over."""
+    """A pool of random samples, made at the first batch and then reused."""
 
     need: Need
     length: int

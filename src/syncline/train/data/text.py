@@ -1,4 +1,4 @@
-"""Text from any file, cut in windows and made into the task that the model learns; one window in ten is for tests."""
+"""Text from any file, cut into windows for the model's task; one window in ten is held out for tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,9 +44,9 @@ def text(
     need: Need, *, seed: int, path: str | None = None, seq: int | None = None, tokens: str = "words",
     megabytes: float = 3.0, classes: int = 8,
 ) -> Data:  # fmt: skip
-    """A file or folder (default: this Python's own library), as `words` or `bytes`, `seq` tokens a sample.
+    """A file or folder (default: this Python's own library), as `words` or `bytes`, `seq` tokens per sample.
 
-    `classes` groups (top-level files or folders) are told apart in the classification task.
+    The classification task has `classes` classes: top-level files or folders.
     """
     task = text_tasks.TASKS[need.task]
     length = need.sequence if seq is None else seq
@@ -76,11 +76,11 @@ def text(
 
 
 def _largest(corpus: Corpus, classes: int, width: int) -> Corpus:
-    """The largest groups, all cut to one length: no class is more frequent than another."""
+    """The largest groups, all cut to one length, so that classes are equally frequent."""
     by_size = sorted(corpus.groups, key=lambda name: (-len(corpus.groups[name]), name))[:classes]
     if classes < 2 or len(by_size) < classes or len(corpus.groups[by_size[-1]]) < _HELD_OUT * width:
         raise UsageError(
-            f"text(classes={classes}): the task is to tell top-level files or folders apart; this text has"
+            f"text(classes={classes}): the classes are top-level files or folders; this text has"
             f" {len(corpus.groups)}, and each class needs {_HELD_OUT * width} tokens: give a folder with more, or"
             " fewer classes (at least 2)"
         )

@@ -1,4 +1,4 @@
-"""What is learnt from a window of text: the next word, masked words, its origin, a span, a translation of it.
+"""Training tasks on windows of text: next word, masked words, origin, question answering, translation.
 
 All choices (masks, questions, lengths) are functions of (seed, epoch, the window's index).
 """
@@ -34,7 +34,7 @@ class _Windows(Protocol):
 
 @dataclass(frozen=True)
 class TextTask:
-    """`window(seq)`: how many tokens of text a sample of `seq` tokens takes; `batch` makes the tensors."""
+    """`window(seq)` is the number of text tokens in a sample of `seq` tokens; `batch` makes the tensors."""
 
     window: Callable[[int], int]
     batch: Callable[..., Batch]
@@ -61,7 +61,7 @@ def _language_model(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
 
 
 def _origin(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
-    """Which group of the text a window is from."""
+    """The group of the text that a window comes from."""
     del epoch
     return *_frame([windows.tokens(indices)]), windows.labels[indices]
 
@@ -89,7 +89,7 @@ def _pretraining(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
 
 
 def _question(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
-    """A passage, and as question the first and the last word of a span of it: where does it start and end?"""
+    """A passage; the question is the first and last word of a span in it, the answer its start and end."""
     passage = windows.tokens(indices)
     n, length = passage.shape
     once = ((passage.unsqueeze(2) == passage.unsqueeze(1)).sum(2) == 1) & (passage >= SPECIAL)
@@ -108,7 +108,7 @@ def _question(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
 
 
 def _translation(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
-    """Into a made-up language: other words (a fixed one for each), neighbours in the opposite order."""
+    """Translation into an invented language: each word is replaced by a fixed other one, neighbours are swapped."""
     del epoch
     source = windows.tokens(indices)
     n, most = source.shape

@@ -1,4 +1,4 @@
-"""What a model is to the training loop: phases with a loss each, made from a blueprint that names its needs."""
+"""The model interface: a blueprint that names its needs and builds phases with one loss each; the registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Built:
-    """A blueprint carried out: the phases in order, and how to score a test batch (`None`: no accuracy)."""
+    """A built model: the phases in order, and how to score a test batch (`None`: no accuracy)."""
 
     phases: tuple[Phase, ...]
     score: Score | None
@@ -39,7 +39,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model before its data is known: what it needs, the data it takes by default, and how to build it."""
+    """A model before its data is known: its needs, its default data, and how to build it."""
 
     need: Need
     data: str
@@ -51,10 +51,10 @@ MODELS: Registry[Callable[..., Blueprint]] = Registry("model")
 
 
 class Task(nn.Module):
-    """A module whose forward is the loss of a batch, and which can count right answers."""
+    """A module whose forward returns the loss of a batch, and which can count right answers."""
 
     def correct(self, *batch: Tensor) -> tuple[Tensor, int]:
-        """The number of right answers in a batch, and of answers."""
+        """The number of right answers in a batch, and the number of answers."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ class Classifier(Task):
 
 
 def one_phase(task: Task, *, optimizer: str) -> Built:
-    """The usual model: one phase, called `train`, scored by the task's own count."""
+    """A model with one phase, called `train`, scored by the task's `correct`."""
     return Built((Phase("train", task, optimizer),), lambda batch: score(task, batch))
 
 

@@ -1,6 +1,7 @@
-"""BERT: the encoder as published (separate query, key and value), in sizes from tiny to base."""
+"""BERT with a head for classification, question answering, or pretraining (masked words and next sentence)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,96 +9,112 @@ from torch.nn import functional as F
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need
-from syncline.train.models.attention import attend, visible
-from syncline.train.models.base import MODELS, Blueprint, Built, choose, one_phase
+from syncline.train.models.base import MODELS, Blueprint, Built, Task, choose, one_phase, token_accuracy
+from syncline.train.models.bert_encoder import SIZES, Encoder, initialise
+
+_NOT_ASKED = -100
 
 
-@dataclass(frozen=True)
-class BertSize:
-    """The sizes of an encoder; `sequence` is the default length of its samples."""
+class Classification(Task):
+    """A text's class from the first token, through the pooler."""
 
-    width: int
-    layers: int
-    heads: int
-    vocabulary: int
-    positions: int
-    sequence: int
-    dropout: float
+    def __init__(self, encoder: Encoder, data: Data) -> None:
+        super().__init__()
+        width = encoder.size.width
+        self.encoder = encoder
+        self.pooler = nn.Linear(width, width)
+        self.classes = nn.Linear(width, data.classes)
+
+    def logits(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        """Class scores."""
+        first = self.encoder(tokens, segments)[:, 0]
+        pooled = F.dropout(torch.tanh(self.pooler(first)), self.encoder.size.dropout, self.training)
+        scores: Tensor = self.classes(pooled)
+        return scores
+
+    def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross-entropy."""
+        return F.cross_entropy(self.logits(tokens, segments), labels)
+
+    def correct(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        """Texts put in the right class."""
+        return (self.logits(tokens, segments).argmax(1) == labels).sum(), len(labels)
 
 
-# Small sizes train without dropout, so that every strategy computes the same losses.
-_SIZES = {
-    "tiny": BertSize(64, 2, 2, 2048, 128, 48, 0.0),
-    "mini": BertSize(256, 4, 4, 8192, 512, 64, 0.0),
-    "small": BertSize(512, 4, 8, 30522, 512, 128, 0.1),
-    "base": BertSize(768, 12, 12, 30522, 512, 128, 0.1),
+class QuestionAnswering(Task):
+    """Where the answer starts and ends, scored at every token; no pooler."""
+
+    def __init__(self, encoder: Encoder, data: Data) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.span = nn.Linear(encoder.size.width, 2)
+
+    def logits(self, tokens: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of every token as the start, and as the end."""
+        start, end = self.span(self.encoder(tokens, segments)).unbind(-1)
+        return start, end
+
+    def forward(self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """The mean of both cross-entropies."""
+        first, last = self.logits(tokens, segments)
+        return (F.cross_entropy(first, start) + F.cross_entropy(last, end)) / 2
+
+    def correct(  # type: ignore[override]
+        self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor
+    ) -> tuple[Tensor, int]:
+        """Exact matches: both ends right."""
+        first, last = self.logits(tokens, segments)
+        return ((first.argmax(1) == start) & (last.argmax(1) == end)).sum(), len(tokens)
+
+
+class Pretraining(Task):
+    """Masked words, with the word embedding as output weights, and whether the second half follows the first."""
+
+    def __init__(self, encoder: Encoder, data: Data) -> None:
+        super().__init__()
+        width = encoder.size.width
+        self.encoder = encoder
+        self.pooler = nn.Linear(width, width)
+        self.follows = nn.Linear(width, 2)
+        self.transform = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.bias = nn.Parameter(torch.zeros(encoder.size.vocabulary))
+
+    def words(self, hidden: Tensor) -> Tensor:
+        """Scores of every word of the vocabulary."""
+        hidden = self.norm(F.gelu(self.transform(hidden)))
+        return F.linear(hidden, self.encoder.words.weight, self.bias)
+
+    def forward(self, tokens: Tensor, segments: Tensor, targets: Tensor, random_next: Tensor) -> Tensor:
+        """The sum of both losses; only masked places are scored."""
+        hidden = self.encoder(tokens, segments)
+        asked = targets != _NOT_ASKED
+        words = F.cross_entropy(self.words(hidden[asked]), targets[asked])
+        follows = self.follows(torch.tanh(self.pooler(hidden[:, 0])))
+        return words + F.cross_entropy(follows, random_next)
+
+    def correct(  # type: ignore[override]
+        self, tokens: Tensor, segments: Tensor, targets: Tensor, random_next: Tensor
+    ) -> tuple[Tensor, int]:
+        """Masked words that were guessed."""
+        hidden = self.encoder(tokens, segments)
+        return token_accuracy(self.words(hidden), targets, ignore=_NOT_ASKED)
+
+
+# Head -> (the task that its data must have, its module).
+HEADS: dict[str, tuple[str, Callable[[Encoder, Data], Task]]] = {
+    "classification": ("text-classes", Classification),
+    "qa": ("qa", QuestionAnswering),
+    "pretraining": ("pretraining", Pretraining),
 }
-
-
-class Layer(nn.Module):
-    """One post-norm encoder layer: 16 parameter tensors."""
-
-    def __init__(self, size: BertSize) -> None:
-        super().__init__()
-        width = size.width
-        self.heads, self.rate = size.heads, size.dropout
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.mix = nn.Linear(width, width)
-        self.norm1 = nn.LayerNorm(width, eps=1e-12)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        self.norm2 = nn.LayerNorm(width, eps=1e-12)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The layer's output, [batch, length, width]."""
-        rate = self.rate if self.training else 0.0
-        mixed = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask, dropout=rate)
-        x = self.norm1(x + F.dropout(self.mix(mixed), rate))
-        out: Tensor = self.norm2(x + F.dropout(self.down(F.gelu(self.up(x))), rate))
-        return out
-
-
-class Encoder(nn.Module):
-    """Embeddings of words, positions and segments, and the layers."""
-
-    def __init__(self, size: BertSize) -> None:
-        super().__init__()
-        self.size = size
-        self.words = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Embedding(size.positions, size.width)
-        self.segments = nn.Embedding(2, size.width)
-        self.norm = nn.LayerNorm(size.width, eps=1e-12)
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
-
-    def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
-        """Hidden states, [batch, length, width]; token 0 is padding."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.words(tokens) + self.positions(place) + self.segments(segments)
-        x = F.dropout(self.norm(x), self.size.dropout, self.training)
-        mask = visible(tokens, padding=0)
-        for layer in self.layers:
-            x = layer(x, mask)
-        return x
-
-
-def initialise(module: nn.Module) -> None:
-    """BERT's initialisation: normal weights of deviation 0.02, no biases."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=0.02)
-        if isinstance(part, nn.Linear):
-            nn.init.zeros_(part.bias)
 
 
 @MODELS.register("bert")
 def bert(
     *, size: str = "tiny", head: str = "classification", dropout: float | None = None, layers: int | None = None
 ) -> Blueprint:
-    """Sizes tiny, mini, small, base; heads classification, qa (a span's start and end), pretraining."""
-    # The heads build on this file's encoder, so they are imported when they are needed.
-    from syncline.train.models.bert_heads import HEADS
-
-    chosen = choose("size", size, _SIZES)
+    """Sizes tiny, mini, small, base; heads classification, qa (start and end of a span), pretraining."""
+    chosen = choose("size", size, SIZES)
     task, make = choose("head", head, HEADS)
     if layers is not None:
         chosen = replace(chosen, layers=layers)

@@ -1,1 +1,1 @@
-"""One rank of a run: it joins its peers, builds the workload, trains and reports."""
+"""One rank of a run: joining the others, the training loop, and the record at the end."""

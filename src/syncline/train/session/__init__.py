@@ -1,1 +1,1 @@
-"""A session: the runs of one `train` or `compare` command, started, watched and collected."""
+"""A session: the runs of one `train` or `compare` command, from start to results."""

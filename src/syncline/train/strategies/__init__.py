@@ -1,4 +1,4 @@
-"""The baseline strategies, in an open registry: `STRATEGIES`, `load(spec)`."""
+"""Strategies of synchronising gradients, in an open registry: `STRATEGIES`, `load(spec)`."""
 
 from syncline.train.strategies import all_reduce, ddp, gather_scatter, ring, server, single, syncline
 from syncline.train.strategies.base import (

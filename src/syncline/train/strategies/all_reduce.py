@@ -25,7 +25,7 @@ class _AllReduce(Synchroniser):
 
 @strategy("all-reduce")
 class AllReduce(Strategy):
-    """The course's part 2b: `dist.all_reduce` of each gradient, nothing hidden behind compute."""
+    """Part 2b of the course: `dist.all_reduce` of each gradient, nothing hidden behind compute."""
 
     synchroniser = _AllReduce
     formula = "2(N-1)/N*S"

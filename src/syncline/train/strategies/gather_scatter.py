@@ -16,13 +16,13 @@ def ring_order_sum(parts: Sequence[Tensor]) -> Tensor:
 
     Rounding depends on the order, and training amplifies rounding: with the same order `gather-scatter` and
     `all-reduce` give the same bits, so a difference between their losses would be an error. Gloo cuts a tensor into one
-    chunk a rank, of whole segments; chunk c is started by rank c-1, travels down the ranks and ends on rank c.
+    chunk per rank, of whole segments; chunk c starts at rank c-1, visits the ranks downwards and ends at rank c.
     """
     ranks, flat = len(parts), [part.view(-1) for part in parts]
     size, element = flat[0].numel(), parts[0].element_size()
     segments = max(-(-size * element // _SEGMENT_BYTES), 2 * ranks)
-    a_rank = -(-segments // ranks)
-    chunk = -(-size // (a_rank * ranks)) * a_rank
+    per_rank = -(-segments // ranks)
+    chunk = -(-size // (per_rank * ranks)) * per_rank
     total = torch.empty_like(parts[0])
     for c in range(ranks if size else 0):
         piece = slice(c * chunk, (c + 1) * chunk)
@@ -52,7 +52,7 @@ class _GatherScatter(Synchroniser):
 
 @strategy("gather-scatter")
 class GatherScatter(Strategy):
-    """The course's part 2a: everything passes through rank 0's link, in and then out."""
+    """Part 2a of the course: all gradients go through the link of rank 0, in and then out."""
 
     synchroniser = _GatherScatter
     formula = "2(N-1)S"

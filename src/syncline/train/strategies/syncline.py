@@ -1,4 +1,4 @@
-"""`syncline`, `syncline(powersgd(rank=4) | bf16)`, `syncline(auto)`: the engine, dense, with a codec, or planned."""
+"""The strategy `syncline`: our engine, dense, with a codec such as `syncline(int8)`, or planned by `syncline(auto)`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,8 +21,8 @@ from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traf
 
 
 class _Attached(Synchroniser):
-    warm_up_steps = WARM_UP + PROFILED  # the last of them probes the link
-    steady_after = warm_up_steps + WINDOW + 2  # a window after the plan the link is looked at for the first time
+    warm_up_steps = WARM_UP + PROFILED  # the last one measures the link
+    steady_after = warm_up_steps + WINDOW + 2  # drift is checked for the first time one window after the plan
 
     def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
         super().__init__(module, context)
@@ -42,13 +42,13 @@ class _Attached(Synchroniser):
 
 
 def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy: str) -> None:
-    """Leave the plans in use, and what they were made from, in the strategy's folder; a second phase's as `plan-2`."""
+    """Save the plans in use, their costs and shapes to the strategy's folder; those of a second phase as `plan-2`."""
     attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
     for number, sync in enumerate(attached, start=1):
         plan_file, costs, shapes = (folder / _numbered(name, number) for name in (PLAN, COSTS, SHAPES))
         plan.save(sync.plan, plan_file)
         auto = getattr(sync, "auto", None)  # one rank alone has nothing to plan
-        # Where the codec was given, the others were not measured: there is nothing to choose from later.
+        # If the codec was given, others were not measured: there is nothing to choose from later.
         if auto is not None and auto.allowed is not None and auto.costs is not None:
             live = auto.shapes
             about = {"strategy": strategy, "device": sync.device.type, "planned_at": auto.planned_at[-1]}
@@ -57,7 +57,7 @@ def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy:
 
 
 def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
-    """For each attached phase the plan in use: what it predicts, and how many units and bytes each codec has."""
+    """For each attached phase the plan in use: its prediction, and the units and bytes of each codec."""
     facts = []
     for sync in (s.sync for s in synchronisers if isinstance(s, _Attached)):
         sizes = {shape.name: shape.values * shape.dtype.itemsize for shape in sync.shapes}
@@ -81,10 +81,10 @@ def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
 
 
 def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
-    """The step that the plan in use predicts; None without one, or where several models train by plans of their own."""
+    """The step time that the plan in use predicts; None without a plan, or with several models and plans."""
     attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
-    told = attached[0].plan.about.get("predicted_ms") if len(attached) == 1 else None
-    return float(told) if isinstance(told, int | float) else None
+    predicted = attached[0].plan.about.get("predicted_ms") if len(attached) == 1 else None
+    return float(predicted) if isinstance(predicted, int | float) else None
 
 
 def _numbered(name: str, number: int) -> str:
@@ -94,7 +94,7 @@ def _numbered(name: str, number: int) -> str:
 
 @strategy("syncline")
 class Syncline(Strategy):
-    """`attach`: hides behind backward and next forward. `compress` a codec, `carrier` an exchange, `file` a plan."""
+    """`attach(model, optimizer)`. `compress` names a codec, `carrier` an exchange, `file` a plan file."""
 
     def __init__(
         self, compress: Any = None, carrier: Any = None, file: str = "", sentinel: int = 100, workers: int = 3
@@ -103,14 +103,14 @@ class Syncline(Strategy):
         self.compress = _text(compress) or "none"
         if self.auto and carrier is not None:
             raise UsageError(f"syncline({self.compress}) chooses exchanges itself: leave carrier out, or name a codec")
-        # What auto will choose is not known: dense stands for it.
+        # It is not known what auto will choose: dense is assumed.
         self.codec = codecs.build("none" if self.auto else self.compress)
         self.carrier = exchange.check(self.codec, _text(carrier) or exchange.legal(self.codec)[0])
         self.plan, self.sentinel, self.workers = file, sentinel, workers
         if workers < 1:
-            raise UsageError(f"workers is {workers}: launches in flight at once, 1 or more")
+            raise UsageError(f"workers={workers}: the number of launches in flight must be 1 or more")
         if sentinel < 0:
-            raise UsageError(f"sentinel is {sentinel}: a number of steps, 0 for never")
+            raise UsageError(f"sentinel={sentinel}: a number of steps, 0 for never")
         if file:
             if compress is not None or carrier is not None:
                 raise UsageError("a plan file names codecs and exchanges itself: leave them out")
@@ -151,7 +151,7 @@ class Syncline(Strategy):
 
 
 def _text(value: Any) -> str:
-    """A codec in parentheses arrives as calls, a bare name as a word, `none` as nothing."""
+    """The codec as text: the spec parser gives calls for a codec with arguments, and None for `none`."""
     if isinstance(value, tuple) and all(isinstance(call, Call) for call in value):
         return show(value)
     if value is None or isinstance(value, str):
