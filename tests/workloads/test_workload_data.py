@@ -152,7 +152,7 @@ def test_text_from_a_file_and_a_folder(tmp_path: Path) -> None:
         ("lstm", "text(tokens=letters)", "words or bytes"),
         ("lstm", "text(seq=4)", "8 to 65536"),
         ("lstm", "text(megabytes=0.00005)", "too few"),
-        ("bert", "text(megabytes=0.01)", "tell top-level files or folders apart"),
+        ("bert", "text(megabytes=0.01)", "the classes are top-level files or folders"),
         ("mlp", "shapes(train=0)", "samples >= 1"),
         ("mlp", "synthetic(pool=0)", "pool is 1"),
         ("ugatit-light", "unpaired(train=0)", "samples >= 1"),

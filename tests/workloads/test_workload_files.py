@@ -182,7 +182,7 @@ def test_downloads_are_checked_and_kept_only_when_right(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"content")
     target = tmp_path / "cache" / "file"
-    with pytest.raises(UsageError, match="it was not kept"):
+    with pytest.raises(UsageError, match="it was deleted"):
         fetch(source.as_uri(), target, sha256="0" * 64)
     assert not target.exists()
     fetch(source.as_uri(), target, sha256=hashlib.sha256(b"content").hexdigest())

@@ -70,7 +70,7 @@ def test_a_module_is_a_classifier_of_images() -> None:
 def test_a_workload_is_used_as_it_is() -> None:
     workload = build("mine_for_test:whole")
     assert (workload.name, len(workload.train)) == ("whole", 8)
-    with pytest.raises(UsageError, match="brings its own data"):
+    with pytest.raises(UsageError, match="a whole workload with its own data"):
         build("mine_for_test:whole", "shapes")
 
 
