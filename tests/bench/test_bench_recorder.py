@@ -1,4 +1,4 @@
-"""`bench recorder`: a quick run of real ranks, and the arithmetic of its rows."""
+"""`bench recorder`: a quick run of real ranks, and the computation of its rows."""
 
 import json
 
@@ -12,7 +12,7 @@ TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blo
 
 
 @pytest.mark.alone
-def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_path, capsys):
+def test_a_quick_run_compares_recorded_with_unrecorded_steps_and_phases_with_wall_time(tmp_path, capsys):
     out = tmp_path / "results" / "recorder.json"
     assert recorder.main(["--device", "cpu", *TINY, "--warm-up", "1", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_a_quick_run_compares_on_with_off_and_the_partition_with_the_wall(tmp_pa
         assert row["partition_error"]["worst"] < 0.5
 
 
-def test_ratios_are_of_one_round_and_errors_of_each_rank():
+def test_ratios_pair_blocks_of_a_round_and_errors_are_per_rank():
     def seen(on, off):
         times = ("step", "cpu", "thread")
         made = {"on": dict.fromkeys(times, on), "off": dict.fromkeys(times, off)}
@@ -71,7 +71,7 @@ def test_ratios_are_of_one_round_and_errors_of_each_rank():
         (1.0, 1.0, float("nan"), ["the partition is more than 1% from the wall time"]),
     ],
 )
-def test_what_is_beyond_the_bounds_is_said(sampled, upper, apart, says):
+def test_warnings_name_figures_outside_the_bounds(sampled, upper, apart, says):
     line = {"way": "ddp", "partition_error": {"worst": apart}, "in_turn": {"default": {"interval": [0.9, upper]}}}
     line["sampled"] = {"every": 3, "ratio": {"step": {"median": sampled}}}
     found = rows.warnings(line)
@@ -79,6 +79,6 @@ def test_what_is_beyond_the_bounds_is_said(sampled, upper, apart, says):
     assert all(text.endswith(end) for text, end in zip(found, says, strict=True))
 
 
-def test_what_cannot_be_measured_is_said_at_once():
+def test_invalid_options_are_refused_before_ranks_start():
     with pytest.raises(UsageError, match="ranks 2 or more"):
         recorder.measure(recorder.options("cpu", ranks=1))

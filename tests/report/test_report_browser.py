@@ -1,4 +1,4 @@
-"""The page in headless Chromium: it draws, reads out, toggles, and nothing of it is blocked."""
+"""The page in headless Chromium: it draws, shows values, toggles, and nothing is blocked."""
 
 from pathlib import Path
 from typing import Any

@@ -57,7 +57,7 @@ def test_bytes_are_compared_only_when_measured() -> None:
     assert compare.wire_ratio(run) is None
 
 
-def test_the_late_rank_waits_least() -> None:
+def test_the_straggler_waits_least() -> None:
     rank, ms = compare.late_rank(samples.run("ddp")) or (None, 0.0)
     assert rank == 3
     assert ms > 0
@@ -73,7 +73,7 @@ def test_parts_sum_to_the_median_step() -> None:
     assert sum(compare.parts_ms(run).values()) == pytest.approx(run["step_ms"]["median"])
 
 
-def test_scaling_tells_steady_state_from_the_whole_run() -> None:
+def test_scaling_separates_steady_state_from_the_whole_run() -> None:
     (curve,) = scaling.curves(samples.scaling())
     last = curve.points[-1]
     assert [p.world_size for p in curve.points] == [1, 2, 4]

@@ -47,5 +47,5 @@ def test_hostile_strings_reach_the_terminal_inert() -> None:
 
 
 def test_a_single_run_and_no_run_print() -> None:
-    assert "takes 990 ms a step" in printed(samples.results(samples.run("ddp")), 80)
+    assert "takes 990 ms per step" in printed(samples.results(samples.run("ddp")), 80)
     assert "Nothing was run" in printed({**samples.results(), "runs": []}, 80)

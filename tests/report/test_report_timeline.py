@@ -1,4 +1,4 @@
-"""What of a trace goes into a page: columns that come back as the spans, whole steps, the right run, escaped."""
+"""Traces in a page: columns decode to the spans, long traces show whole steps, panels match runs, names are escaped."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def decoded(data: dict[str, Any], origin: int) -> list[Span]:
     return found
 
 
-def test_columns_come_back_as_the_spans() -> None:
+def test_columns_decode_to_the_spans() -> None:
     made = [*traced.spans(ranks=3, steps=3), Span(0, "exchange", "odd", "x", -1, 7_000_000, 10**15, 2**40)]
     data = columns(made)
     json.dumps(data, allow_nan=False)
@@ -56,7 +56,7 @@ def test_columns_come_back_as_the_spans() -> None:
     assert len(columns([])["rows"]) == 0
 
 
-def test_spans_of_a_row_do_not_overlap_but_on_the_last() -> None:
+def test_spans_overlap_only_in_the_last_row() -> None:
     made = [Span(0, "exchange", "x", str(i), 0, i, 1000 + i) for i in range(40)]
     rows = columns(made)["rows"]
     assert [(slot, count) for _, _, slot, count in rows] == [(i, 1) for i in range(MAX_ROWS - 1)] + [
@@ -69,7 +69,7 @@ def test_a_hundred_thousand_spans_are_a_small_page() -> None:
     assert len(json.dumps(columns(traced.many()))) < 1_600_000
 
 
-def test_of_a_long_trace_whole_steps_are_shown() -> None:
+def test_a_long_trace_shows_whole_steps() -> None:
     made = traced.spans(steps=40)
     every = excerpt(made, limit=len(made))
     assert (every.spans, every.gap, every.sentence) == (made, None, "")
@@ -151,7 +151,7 @@ def test_whatever_goes_wrong_with_one_trace_the_page_is_made(tmp_path: Path, mon
     assert text.count('id="trace-') == 1
 
 
-def test_a_prediction_of_too_many_digits_is_none(tmp_path: Path) -> None:
+def test_a_prediction_with_too_many_digits_is_ignored(tmp_path: Path) -> None:
     made = panel(Trace.of(traced.spans(), metadata={"prediction_ms": 10**400}, path=tmp_path, split=False), label="x")
     assert [bar.name for bar in made.bars if bar.name == "predicted"] == []
 
@@ -185,7 +185,7 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     assert {"__proto__", "constructor"} <= set(strings)
 
 
-def test_files_of_others_make_a_page() -> None:
+def test_traces_of_other_tools_make_a_page() -> None:
     fixtures = Path(__file__).parents[1] / "trace" / "fixtures"
     for name, lanes in (
         ("horovod-timeline.json", {"exchange", "wait"}),

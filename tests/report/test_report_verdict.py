@@ -1,4 +1,4 @@
-"""The sentences: what they claim, on inputs made so that the claim is known."""
+"""Sentences of the verdicts, on made-up results with known answers."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_single_has_nothing_to_exchange() -> None:
     assert "computing 256 samples per rank instead of 64" in text
 
 
-def test_a_late_rank_is_named() -> None:
+def test_a_straggler_is_named() -> None:
     run = samples.run("ddp")
     shares = samples.shares_of(0.2, 0.2, 0.05, 0.5)
     run["breakdown"] = shares
@@ -63,7 +63,7 @@ def test_equal_runs_are_not_ranked() -> None:
     assert any("within noise" in v.sentence for v in verdicts(results))
 
 
-def test_start_up_that_dominates_is_said_with_its_part() -> None:
+def test_start_up_that_dominates_is_reported_with_its_part() -> None:
     text = said(samples.scaling(), "ddp x4")
     assert "The first epoch takes 22.4 s, 45x a later one" in text
     assert "Start-up is" in text
@@ -71,13 +71,13 @@ def test_start_up_that_dominates_is_said_with_its_part() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf])
-def test_a_loss_that_overflows_is_said(bad: float | None) -> None:
+def test_a_loss_that_overflows_is_reported(bad: float | None) -> None:
     run = samples.run("ddp")
     run["loss"][9] = bad
     assert "from step 10 on: the training diverged" in said(samples.results(run), "ddp")
 
 
-def test_bytes_off_theory_are_said() -> None:
+def test_bytes_that_differ_from_theory_are_reported() -> None:
     run = samples.run("ddp")
     run["wire_bytes_per_step"] *= 1.5
     assert "155% of the formula's bytes" in said(samples.results(run), "ddp")
@@ -97,7 +97,7 @@ def test_shares_that_do_not_sum_to_one_are_a_caution() -> None:
     assert any("sum to 1.20" in text for text in cautions(samples.results(run)))
 
 
-def test_the_words_are_the_same_every_time() -> None:
+def test_the_same_results_give_the_same_words() -> None:
     assert verdicts(samples.results()) == verdicts(samples.results())
 
 

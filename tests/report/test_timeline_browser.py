@@ -1,4 +1,4 @@
-"""The timeline in headless Chromium: it opens fast, zooms, searches, reads out, and nothing of it is blocked."""
+"""The timeline in headless Chromium: it opens fast, zooms, searches, shows values, and nothing is blocked."""
 
 import random
 from pathlib import Path
@@ -249,7 +249,7 @@ def test_search_marks_and_walks_along_the_matches(visit_file: Any, folder: Path)
     assert run.locator("input[type=search]").input_value().startswith("layers.")
 
 
-def test_hover_and_click_tell_bytes_bandwidth_and_the_late_rank(visit_file: Any, folder: Path) -> None:
+def test_hover_and_click_show_bytes_bandwidth_and_the_straggler(visit_file: Any, folder: Path) -> None:
     page = visit_file(folder / "report.html")
     page.get_by_role("tab", name="ddp").click()
     run = opened(page, 1)
@@ -279,7 +279,7 @@ def test_hover_and_click_tell_bytes_bandwidth_and_the_late_rank(visit_file: Any,
     assert page.evaluate("Syncline.timelines.get(1).layout().groups[0].folded")
 
 
-def test_a_page_that_is_being_scrolled_goes_on(visit_file: Any, folder: Path) -> None:
+def test_a_page_that_is_being_scrolled_keeps_scrolling(visit_file: Any, folder: Path) -> None:
     page = visit_file(folder / "report.html")
     opened(page)
     page.locator("#run-0 .timeline .tools").scroll_into_view_if_needed()
@@ -293,7 +293,7 @@ def test_a_page_that_is_being_scrolled_goes_on(visit_file: Any, folder: Path) ->
     assert span_of(page) == before
 
 
-def test_two_steps_stand_above_each_other(visit_file: Any, folder: Path) -> None:
+def test_two_steps_are_drawn_above_each_other(visit_file: Any, folder: Path) -> None:
     page = visit_file(folder / "report.html")
     two = page.locator("#two")
     two.scroll_into_view_if_needed()
@@ -310,7 +310,7 @@ def test_two_steps_stand_above_each_other(visit_file: Any, folder: Path) -> None
     assert two.locator(".readout.on").count() == 1
 
 
-def test_the_diagnosis_stands_above_the_timeline(visit_file: Any, folder: Path) -> None:
+def test_the_diagnosis_is_above_the_timeline(visit_file: Any, folder: Path) -> None:
     page = visit_file(folder / "report.html")
     page.get_by_role("tab", name="single").press("ArrowRight")
     run = opened(page, 1)

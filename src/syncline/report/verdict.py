@@ -56,7 +56,7 @@ def headline(results: Results) -> str:
         return "No strategy finished." if table else "Nothing was run."
     best = good[0]
     if len(good) == 1:
-        return f"{best.label} takes {duration(best.median)} a step (median){tail}."
+        return f"{best.label} takes {duration(best.median)} per step (median){tail}."
     gain = ""
     if best.speedup is not None and best.against not in (None, best.label):
         gain = f", {times(best.speedup)} the throughput of {best.against} at {percent(best.efficiency)} efficiency"
@@ -64,9 +64,9 @@ def headline(results: Results) -> str:
         equal = [best, *[row for row in good[1:] if _same(best, row)]]
         names = ", ".join(row.label for row in equal[:-1]) + f" and {equal[-1].label}"
         if any((row.run["step_ms"]["n"] or 0) < _ENOUGH for row in equal):
-            return f"Too few steps to separate {names}: {duration(best.median)} a step (median) at best{gain}{tail}."
-        return f"{names} are the fastest, equal within noise: {duration(best.median)} a step (median){gain}{tail}."
-    return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} a step (median){gain}{tail}."
+            return f"Too few steps to separate {names}: {duration(best.median)} per step (median) at best{gain}{tail}."
+        return f"{names} are the fastest, equal within noise: {duration(best.median)} per step (median){gain}{tail}."
+    return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} per step (median){gain}{tail}."
 
 
 def cautions(results: Results) -> list[str]:
@@ -109,9 +109,9 @@ def _crash(row: Row) -> str:
 
 
 def _place(row: Row, table: Sequence[Row]) -> str:
-    """`885 ms a step, the fastest of 4` and the like."""
+    """`885 ms per step, the fastest of 4` and the like."""
     order = _ranking(table)
-    text = f"{duration(row.median)} a step"
+    text = f"{duration(row.median)} per step"
     if len(order) < 2 or row.median is None:
         return text
     best = order[0]
@@ -167,7 +167,7 @@ def _detail(part: str, row: Row, results: Results) -> str:
     moved = finite(row.run.get("wire_bytes_per_step"))
     if part != "exposed_exchange" or not moved:
         return ""
-    text = f": the busiest rank's link carries {_bytes(row, moved)} a step"
+    text = f": the busiest rank's link carries {_bytes(row, moved)} per step"
     speed = finite(results.get("network", {}).get("bandwidth"))
     if not speed or results["network"].get("changes"):
         return text

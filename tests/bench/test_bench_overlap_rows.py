@@ -50,7 +50,7 @@ def test_the_bound_is_the_longer_of_compute_and_wire():
     assert by_name(entries[1:], bytes_per_s=1e8)["ddp"]["bound_ms"] is None
 
 
-def test_losses_are_compared_where_all_have_come_to():
+def test_losses_are_compared_at_the_last_common_step():
     made = by_name(
         [entry("ddp", [[1.0]], losses=range(10)), entry("syncline(bf16)", [[1.0]], losses=range(100, 200))],
         bytes_per_s=None,
@@ -73,7 +73,7 @@ def test_a_crashed_rival_counts_only_where_no_other_has_a_time():
     assert nothing["syncline"]["times_faster_than"] == {}
 
 
-def test_the_picture_is_of_equal_bytes():
+def test_the_two_timelines_send_equal_bytes():
     entries = [
         entry("ddp", [[90.0]], wire=100),
         entry("ddp-powersgd(rank=4)", [[50.0]], wire=10),
@@ -84,7 +84,7 @@ def test_the_picture_is_of_equal_bytes():
     assert pictured(rows(entries, bytes_per_s=None)) == ("ddp-powersgd(rank=4)", "syncline(powersgd(rank=4))")
 
 
-def test_the_window_is_the_last_two_whole_steps():
+def test_the_timeline_has_the_last_two_whole_steps():
     steps = [[n * 10_000_000, n * 10_000_000 + 9_000_000] for n in range(5)]
     spans = [["exchange", "x", "u", 1, 18_000_000, 22_000_000], ["forward", "f", "", 4, 40_000_000, 41_000_000]]
     spans += [["exchange", "y", "<b>", 3, 35_000_000, 45_000_000], ["step", "step", "", 2, 20_000_000, 29_000_000]]

@@ -1,4 +1,4 @@
-"""`bench overhead`: a quick run of real ranks, and the arithmetic of its rows."""
+"""`bench overhead`: a quick run of real ranks, and the computation of its rows."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     assert rows["ddp"]["plan"] == {}
 
 
-def test_ratios_are_of_one_round_and_memory_is_above_alone():
+def test_ratios_pair_blocks_of_a_round_and_memory_is_relative_to_alone():
     def seen(times, held):
         empty = {"issue": [], "issue_phases": [], "kept_busy": [], "loss": 1.0, "plan": {"units": 2}}
         memory = {"after_step": held, "after_wait": held, "state": 0}
@@ -53,7 +53,7 @@ def test_ratios_are_of_one_round_and_memory_is_above_alone():
     assert found["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
 
 
-def test_what_cannot_be_measured_is_said_at_once():
+def test_invalid_options_are_refused_before_ranks_start():
     with pytest.raises(UsageError, match="did you mean 'powersgd'"):
         overhead.options("cpu", ["powersgdd"])
     with pytest.raises(UsageError, match="ranks 2 or more"):
