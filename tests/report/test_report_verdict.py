@@ -104,4 +104,4 @@ def test_the_same_results_give_the_same_words() -> None:
 def test_a_run_without_optional_figures_still_has_a_verdict() -> None:
     keep = ("strategy", "status", "world_size", "step_ms", "loss", "samples_per_s", "breakdown")
     bare = {key: value for key, value in samples.run("ddp").items() if key in keep}
-    assert "a step" in said(samples.results(bare), "ddp")
+    assert "per step" in said(samples.results(bare), "ddp")
