@@ -189,9 +189,7 @@ def _render(page: Page, names: Sequence[str], *, spans: Sequence[dict[str, Any]]
     plots = [plot for group in page.groups for plot in group.plots]
     runs = [{"label": name} for name in names]
     data = {"parts": parts(), "runs": runs, "plots": plots, "pair": list(pair)}
-    return render(
-        "bench.html.j2", data, spans=spans, charts="plots.js", page=page, title=page.title, version=__version__
-    )
+    return render("bench.html.j2", data, spans=spans, charts="plots", page=page, title=page.title, version=__version__)
 
 
 def _facts(result: Row) -> list[str]:

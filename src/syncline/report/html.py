@@ -23,59 +23,26 @@ from syncline.results.schema import Results
 from syncline.trace.merge.merge import Trace
 
 ASSETS = Path(__file__).parent / "assets"
-STYLES = ("base.css", "page.css", "charts.css", "diagnosis.css", "timeline.css")
-CHARTS = ("core.js", "axes.js", "lines.js", "bars.js")
+STYLES = ("base", "page", "charts", "diagnosis", "timeline")
+CHARTS = ("core", "axes", "lines", "bars")
 TIMELINES = (
-    "spans.js",
-    "phases.js",
-    "shades.js",
-    "layout.js",
-    "paint.js",
-    "ruler.js",
-    "view.js",
-    "gestures.js",
-    "inspect.js",
-    "finder.js",
-    "steptable.js",
-    "stepbars.js",
-    "timeline.js",
-    "pair.js",
-)
-"""Scripts in the order in which they are joined; `TIMELINES` only in pages that have spans."""
+    "spans", "phases", "shades", "layout", "paint", "ruler", "view", "gestures", "inspect", "finder", "steptable",
+    "stepbars", "timeline", "pair",
+)  # fmt: skip
+"""Files in `assets/css` and `assets/js`, in the order in which they are joined; `TIMELINES` only with spans."""
 SECTIONS = (
-    "verdicts",
-    "summary",
-    "timeline",
-    "scaling",
-    "loss",
-    "time",
-    "shares",
-    "wire",
-    "startup",
-    "ranks",
-    "crashes",
+    "verdicts", "summary", "timeline", "scaling", "loss", "time", "shares", "wire", "startup", "ranks", "crashes",
     "setup",
-)
+)  # fmt: skip
 """Templates in `assets/sections`, in the page's order. A section without content renders nothing."""
 
 COLORS = 10
 """Colours in the palette. The eleventh strategy gets the first colour again, with a dashed line."""
 
 _FILTERS = (
-    "accuracy",
-    "bandwidth",
-    "between",
-    "duration",
-    "number",
-    "one_line",
-    "percent",
-    "plural",
-    "printable",
-    "significant",
-    "size",
-    "times",
-    "unbroken",
-)
+    "accuracy", "bandwidth", "between", "duration", "number", "one_line", "percent", "plural", "printable",
+    "significant", "size", "times", "unbroken",
+)  # fmt: skip
 
 
 def render_html(results: Results, *, folder: Path | None = None, new_trace: Trace | None = None) -> str:
@@ -126,15 +93,14 @@ def render(
     data: Mapping[str, Any],
     *,
     spans: Sequence[Mapping[str, Any]] = (),
-    charts: str = "charts.js",
+    charts: str = "charts",
     **content: Any,
 ) -> str:
     """A page as text: `data` and `spans` are for the scripts, `charts` is the script that draws this kind of page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    timelines = TIMELINES if spans else ()
-    scripts = (*CHARTS, *timelines, charts, "main.js", *(["runs.js"] if spans else []))
+    scripts = [*CHARTS, *TIMELINES, charts, "main", "runs"] if spans else [*CHARTS, charts, "main"]
     style, script = _joined("css", STYLES), _joined("js", scripts)
     environment = Environment(
         loader=FileSystemLoader(ASSETS),
@@ -173,7 +139,7 @@ def embed(data: Mapping[str, Any]) -> str:
 
 
 def _joined(kind: str, names: Sequence[str]) -> str:
-    return "\n".join((ASSETS / kind / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join((ASSETS / kind / f"{name}.{kind}").read_text(encoding="utf-8") for name in names)
 
 
 def _hash(text: str) -> str:
