@@ -100,7 +100,7 @@ def test_latency_is_not_bandwidth():
     assert medians(spans, "2x", "4x", "infinite-network", "no-straggler") == [42, 39, 32, 48]
 
 
-def test_a_delay_in_some_steps_goes_too():
+def test_a_delay_in_some_steps_is_removed_too():
     usual, slow = barrier(steps=9, delays=(0.0, 0.0)), barrier(steps=9)
     replay = Replay(slow, first=1)
     assert replay.ask("no-straggler").steps.mean == pytest.approx(Replay(usual, first=1).measured.mean)
@@ -118,11 +118,11 @@ def test_a_delay_in_some_steps_goes_too():
     assert replay.ask("no-straggler").steps.mean == pytest.approx(15)
 
 
-def test_of_three_ranks_the_middle_one_is_typical():
+def test_of_three_ranks_the_median_one_is_typical():
     assert medians(barrier(delays=(0.0, 5.0, 40.0)), "no-straggler") == [45]
 
 
-def test_what_a_late_rank_hid_comes_to_light():
+def test_an_exchange_that_a_late_rank_hid_becomes_visible():
     spans = overlapped()
     replay = Replay(spans, first=2)
     assert not replay.graph.barrier
@@ -137,7 +137,7 @@ def test_an_exposed_exchange_of_the_engine():
     assert medians(spans, "infinite-network", "2x", "3x", "perfect-overlap", first=2) == [31, 46, 41, 30]
 
 
-def test_exchanges_that_overlap_share_the_wire():
+def test_overlapping_exchanges_share_the_network():
     made, at = Timing(), 0.0
     for step in range(6):
         for rank in (0, 1):
@@ -174,7 +174,7 @@ def test_a_trace_that_cannot_be_replayed_says_so():
     assert Replay(barrier(), first=1).ask("bandwidth=2.x").says == Replay(barrier(), first=1).ask("20e-1X").says
 
 
-def test_times_of_a_calendar_are_replayed_too():
+def test_times_since_the_epoch_are_replayed_exactly():
     shifted = [replace(s, start=s.start + (1 << 60) + 1, end=s.end + (1 << 60) + 1) for s in barrier().spans]
     assert medians(Trace.of(shifted), "no-straggler", "2x") == [40, 76]
 

@@ -1,4 +1,4 @@
-"""The replay against the truth: real ranks, with and without the straggler that a what-if takes away."""
+"""The replay against measurements: real ranks, with and without the straggler that a what-if removes."""
 
 import pytest
 import replay_ranks
@@ -28,7 +28,7 @@ def measured(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "syncline(none)"])
-def test_without_the_straggler_a_step_takes_what_the_replay_says(strategy):
+def test_the_replay_predicts_the_step_without_the_straggler(strategy):
     """Other programs on this machine may disturb one attempt, and show in the two plain stretches."""
     seen = []
     for _ in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""The analysis on traces made by hand: every figure against what was put in."""
+"""The analysis of traces made by hand, with exact expected figures."""
 
 import doctest
 import json
@@ -138,7 +138,7 @@ def test_start_up_is_found_in_the_data_with_its_causes():
         ([], 0),
     ],
 )
-def test_where_a_series_settles(series, place):
+def test_first_steady_step_of_a_series(series, place):
     assert first_steady(series) == place
 
 
@@ -153,7 +153,7 @@ def test_steps_can_be_chosen_and_what_reaches_into_them_counts():
         analyze(Trace.of(spans), steps=(7, 9))
 
 
-def test_what_is_missing_is_said():
+def test_missing_content_is_noted():
     made = [span("exchange", 10 * n, 10 * n + 5, name="all-reduce", unit="w", step=n) for n in range(5)]
     told = analyze(Trace.of(made, split=False))
     assert len(told.steps) == 5
@@ -204,7 +204,7 @@ def test_the_json_is_plain_and_complete():
 
 
 @given(st.floats(0.01, 5), st.floats(1e-5, 1e-2), st.integers(0, 9), st.floats(0, 1e6))
-def test_latency_and_bandwidth_are_found_in_spite_of_an_odd_message(latency, slope, odd, time):
+def test_latency_and_bandwidth_are_fitted_despite_an_odd_message(latency, slope, odd, time):
     # Any but the very largest: those decide what a byte costs.
     points = [(1000.0 * 2**power, latency + slope * 1000 * 2**power) for power in range(12)]
     points[odd] = (points[odd][0], time)
@@ -213,7 +213,7 @@ def test_latency_and_bandwidth_are_found_in_spite_of_an_odd_message(latency, slo
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=10))
-def test_covered_time_is_that_of_a_set(pieces):
+def test_covered_time_equals_that_of_a_set(pieces):
     assert covered([(a, a + b) for a, b in pieces]) == len({t for a, b in pieces for t in range(a, a + b)})
 
 

@@ -1,4 +1,4 @@
-"""Each cause on a trace made by hand, and that its absence is not called one. Real ranks: `test_injected_causes`."""
+"""Each cause on a trace made by hand, and no cause where there is none. Real ranks: `test_injected_causes`."""
 
 import pytest
 from analysis_spans import span, steps
@@ -88,7 +88,7 @@ def test_exposed_bytes_are_bandwidth_bound():
     assert "1 MB per step in 1 message over a link of 100 Mbit/s, 100 Mbit/s while they move" in told.verdict.sentence
 
 
-def test_sizes_tell_latency_from_bytes():
+def test_sizes_separate_latency_from_bytes():
     # 2 ms each, and 80 ms a megabyte.
     sizes = [1000, 500, 2000, 40_000, 300_000, 1000, 1000, 800, 600, 900, 700, 1100]
     exchange = tuple((2 + 80e-6 * size, f"w{i}", size) for i, size in enumerate(sizes))
@@ -126,7 +126,7 @@ def at_once(ends, *, compute=20.0, count=COUNT):
 
 @pytest.mark.parametrize("metadata", [{}, {"bandwidth": 100_000_000}], ids=["link unknown", "link known"])
 @pytest.mark.parametrize("ends", [((160, BYTES), (720, 8 * BYTES)), ((720, BYTES), (640, 8 * BYTES))])
-def test_messages_that_share_the_wire_are_not_taken_for_slow_ones(ends, metadata):
+def test_messages_that_share_the_network_are_not_slow(ends, metadata):
     # 9 MB need 720 ms at 100 Mbit/s, whichever of the two ends first.
     told = analyze(Trace.of(at_once(ends), metadata=metadata))
     assert told.verdict.kind == "bandwidth-bound"
@@ -156,7 +156,7 @@ def test_an_oversubscribed_host_comes_before_what_it_causes():
     assert on_gpu.verdict.kind != "oversubscribed", "the host runs ahead of its GPU, which is never idle"
 
 
-def test_what_other_programs_take_comes_before_smaller_causes_only():
+def test_cores_taken_by_other_programs_rank_by_their_cost():
     ranks = (rank(), rank(forward=73))
     busy = run(*ranks, **usage(2, 20, 43, cores=2))
     assert [finding.kind for finding in busy.findings] == ["straggler", "oversubscribed"]
@@ -178,7 +178,7 @@ def test_what_other_programs_take_comes_before_smaller_causes_only():
         {"bandwidth": -1, "usage": {"0": [[10**30, -5, 2]]}},
     ],
 )
-def test_metadata_of_another_kind_is_passed_over(metadata):
+def test_invalid_metadata_is_ignored(metadata):
     told = run(rank(), rank(), **metadata)
     assert told.verdict.kind == "fine"
     assert told.world_size == 2
@@ -209,7 +209,7 @@ def test_too_few_steps_and_too_much_noise_are_unclear():
     assert "vary too much" in told.verdict.sentence
 
 
-def test_time_in_no_lane_is_said():
+def test_time_in_no_lane_is_reported():
     told = run(
         [("forward", 20), ("exchange", 1, "w", 1000), ("idle", 79)],
         [("forward", 20), ("exchange", 1, "w", 1000), ("idle", 79)],
@@ -218,7 +218,7 @@ def test_time_in_no_lane_is_said():
     assert "79.0 ms of a step of 100.0 ms (79%) are in no recorded lane" in told.verdict.sentence
 
 
-def test_a_cause_of_ones_own_is_a_function():
+def test_a_user_can_add_a_cause():
     told = run(rank(), rank())
     facts = Facts((0, 1), 10, 11, 100.0, 1100.0, {}, (), None, told.bound, told.startup)
     findings = [

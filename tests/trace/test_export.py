@@ -1,3 +1,5 @@
+"""Export: Chrome and Horovod trace files, arrows, counters, and reading Syncline's own files back."""
+
 import gzip
 import json
 import math
@@ -47,7 +49,7 @@ def test_any_spans_export_in_horovods_style(spans):
     assert not any(slice[2] in ("forward", "blocked") for slices in tracks.values() for slice in slices)
 
 
-def test_more_than_a_hundred_at_once_keep_tracks_of_their_own():
+def test_more_than_a_hundred_spans_at_once_get_separate_tracks():
     spans = [Span(0, lane, "x", str(i), 0, i, 1000 + i) for i in range(150) for lane in ("encode", "exchange")]
     assert len(check(chrome_trace(Trace.of(spans, split=False)))) == 300
 
@@ -68,19 +70,19 @@ STRAGGLER = [
 ]
 
 
-def test_arrows_go_from_the_rank_that_came_last_to_those_that_waited():
+def test_arrows_go_from_the_last_rank_to_those_that_waited():
     trace = chrome_trace(Trace.of(STRAGGLER))
     check(trace)
     arrows = [(e["ph"], e["pid"], ns(e["ts"])) for e in trace["traceEvents"] if e["ph"] in "sf"]
     assert sorted(arrows) == [("f", 0, 40), ("f", 2, 40), ("s", 1, 40), ("s", 1, 40)]
 
 
-def test_nobody_waited_no_arrow():
+def test_no_arrows_without_waits():
     together = [Span(rank, "exchange", "all-reduce", "w", 0, 10, 90) for rank in range(3)]
     assert not [event for event in chrome_trace(Trace.of(together))["traceEvents"] if event["ph"] in "sf"]
 
 
-def test_counters_say_what_is_on_the_way():
+def test_counters_show_bytes_in_flight_and_rate():
     spans = [Span(0, "exchange", "e", "a", 0, 0, 2000, 1000), Span(0, "exchange", "e", "b", 0, 1000, 3000, 500)]
     told = [event for event in chrome_trace(Trace.of(spans))["traceEvents"] if event["ph"] == "C"]
     assert [event["args"]["bytes"] for event in told if event["name"] == "in flight"] == [1000, 1500, 500, 0]
@@ -88,7 +90,7 @@ def test_counters_say_what_is_on_the_way():
     assert [event["args"]["Mbit/s"] for event in told if event["name"] == "sending"] == [4000, 6000, 2000, 0]
 
 
-def test_a_trace_comes_back_as_the_spans_it_was_written_from(tmp_path):
+def test_a_written_trace_is_read_back_with_the_same_spans(tmp_path):
     spans = [*Trace.of(STRAGGLER).spans, Span(1, "step", "step", "", 3, 10**15 + 1, 10**15 + 7)]
     write_chrome_trace(Trace.of(spans, metadata={"backend": "gloo"}, split=False), tmp_path / "t.json.gz")
     again = read_chrome_trace(tmp_path / "t.json.gz")
@@ -108,7 +110,7 @@ def test_a_truncated_trace_gives_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]", '[{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}]'])
-def test_a_trace_of_something_else_is_refused(tmp_path, text):
+def test_a_trace_of_another_tool_is_refused(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(UsageError, match="no spans of Syncline's"):
         read_chrome_trace(tmp_path / "t.json")
@@ -121,7 +123,7 @@ EVENT = st.dictionaries(
 
 
 @given(st.lists(EVENT, max_size=5))
-def test_no_event_makes_rereading_crash(tmp_path_factory, events):
+def test_no_event_makes_reading_crash(tmp_path_factory, events):
     path = tmp_path_factory.mktemp("odd") / "t.json"
     ours = {
         "ph": "X",
@@ -162,7 +164,7 @@ def test_a_row_of_horovods_timeline():
     assert [(e["name"], ns(e["ts"]), e["args"]["step"]) for e in cycles] == [("CYCLE_START", 0, 4)]
 
 
-def test_operations_far_apart_in_a_step_are_two():
+def test_operations_with_a_gap_between_are_two():
     twice = [Span(0, "exchange", "all-reduce", "b", 0, 0, 10), Span(0, "exchange", "all-reduce", "b", 0, 50, 60)]
     ((*slices,),) = check(horovod_trace(Trace.of(twice, split=False))).values()
     assert sorted(s[:2] for s in slices if s[2] == "ALLREDUCE") == [(0, 10), (50, 60)]

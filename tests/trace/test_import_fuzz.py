@@ -1,4 +1,4 @@
-"""Damaged and hostile traces: a usage error or a result that the analysis takes, and never long."""
+"""Damaged and hostile traces give a usage error or a result that the analysis accepts, in short time."""
 
 import gzip
 import json
@@ -112,7 +112,7 @@ def damaged(draw, kind):
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_the_samples_are_sound(tmp_path, kind):
+def test_the_samples_are_valid(tmp_path, kind):
     (tmp_path / "t.json").write_bytes(SAMPLES[kind])
     assert import_files(tmp_path / "t.json").kind == kind
 
@@ -179,14 +179,14 @@ def test_no_number_in_a_trace_of_ours_stops_a_command(tmp_path_factory, places, 
         {"origin_ns": HUGE, "clock_error_ns": float("nan"), "recorder": {"dropped": HUGE}, "cores": {"h": HUGE}},
     ],
 )
-def test_what_cannot_be_in_the_metadata_is_passed_over(tmp_path, wrong):
+def test_impossible_metadata_is_ignored(tmp_path, wrong):
     (tmp_path / "t.json").write_text(json.dumps(chrome_trace(Trace.of(SPANS, metadata={**TOLD, **wrong}, split=False))))
     found = told(tmp_path / "t.json")
     assert found["world_size"] == 2
     assert found["step_ms"]["median"] == pytest.approx(20, abs=2)
 
 
-def test_sound_metadata_stays_as_it_is():
+def test_valid_metadata_is_kept():
     assert checked_metadata({**TOLD, "more": [1, {"a": None}]}) == {**TOLD, "more": [1, {"a": None}]}
     assert checked_metadata([]) == {}
 
@@ -196,7 +196,7 @@ def test_sound_metadata_stays_as_it_is():
     [("bytes", HUGE), ("bytes", -1), ("step", HUGE), ("step", -HUGE)],
     ids=["huge", "negative", "far", "long ago"],
 )
-def test_spans_with_numbers_that_cannot_be_are_left_out(tmp_path, field, value):
+def test_spans_with_impossible_numbers_are_left_out(tmp_path, field, value):
     content = chrome_trace(Trace.of(SPANS, metadata=TOLD, split=False))
     odd = [event for event in content["traceEvents"] if event.get("cat") == "exchange" and event["args"]["step"] == 5]
     for event in odd:

@@ -1,4 +1,4 @@
-"""Horovod timelines: phases, steps by turns, who was late, and files that a killed run leaves behind."""
+"""Import of Horovod timelines: phases, steps, late ranks, and files of killed runs."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_phases_become_lanes_with_the_tensor_as_unit():
     assert len(found.notes) == 2
 
 
-def test_ticks_say_which_rank_was_late():
+def test_ticks_show_which_rank_was_late():
     found = import_files(HOROVOD)
     waited = {
         rank: sum(s.end - s.start for s in found.spans[rank] if s.unit == "allreduce.fc1.bias" and "NEGO" in s.name)
@@ -77,7 +77,7 @@ def test_a_run_killed_in_a_step_keeps_what_was_finished(tmp_path):
     assert any("phases were still open" in note for note in found.notes)
 
 
-def test_a_tensor_of_its_own_pace_goes_by_time(tmp_path):
+def test_a_tensor_with_its_own_frequency_is_assigned_by_time(tmp_path):
     events = []
     for step in range(6):
         for pid, name in ((1, "ALLREDUCE"), *([(2, "ALLREDUCE")] if step == 4 else [])):

@@ -1,4 +1,4 @@
-"""Reading as a stream: any chunking gives what the standard library gives, limits hold, memory is bounded."""
+"""Reading JSON as a stream: the same values as the standard library, limits, bounded memory."""
 
 import gzip
 import json
@@ -71,7 +71,7 @@ def test_a_file_that_stops_early_gives_the_events_before(tmp_path_factory, size,
         ('[{"pid": 1' + "0" * 5000 + "}]", Limits(), "not valid JSON"),
     ],
 )
-def test_what_is_broken_or_hostile_gives_one_line(tmp_path, content, limits, message):
+def test_broken_or_hostile_files_give_one_line(tmp_path, content, limits, message):
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
         import_files(tmp_path / "t.json", limits=limits)
@@ -87,7 +87,7 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path):
     tracemalloc.stop()
 
 
-def test_a_large_trace_costs_a_window(tmp_path):
+def test_a_large_trace_needs_the_memory_of_a_window(tmp_path):
     path = tmp_path / "rank0.json.gz"
     with gzip.open(path, "wt", compresslevel=1) as file:
         file.write('{"schemaVersion": 1, "traceEvents": [')

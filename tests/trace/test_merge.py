@@ -1,3 +1,5 @@
+"""Merging ranks: clocks, exchanges, and rank files that are missing or broken."""
+
 import gzip
 import json
 

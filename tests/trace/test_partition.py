@@ -1,3 +1,5 @@
+"""The partition of a step into phases, and waits that are split off exchanges."""
+
 import random
 
 import pytest

@@ -1,4 +1,4 @@
-"""Two traces compared: figures, intervals, and what a gate makes of them."""
+"""Comparison of two traces: figures, intervals, and the exit code of a gate."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_start_up_does_not_count():
     assert max(row[0] for row in one.rows) < 30, "the first step takes 50"
 
 
-def test_what_is_below_the_threshold_passes():
+def test_a_change_below_the_threshold_passes():
     slower = diff(made(seed=6, noise=0.005), made(seed=7, noise=0.005, exchange=8.7))
     assert slower.step.significant
     assert (slower.kind, slower.exit_code) == ("same", 0)
@@ -53,7 +53,7 @@ def test_what_is_below_the_threshold_passes():
         diff(slower.a, slower.b, threshold=-0.1)
 
 
-def test_two_runs_of_the_same_are_hardly_ever_told_apart():
+def test_two_equal_runs_rarely_differ():
     """Noise is correlated from step to step: without blocks this would fail for every third pair."""
     sides = [made(seed=seed, noise=0.06, steps=40) for seed in range(40)]
     found = [diff(sides[n], sides[n + 1], threshold=0) for n in range(0, 40, 2)]
@@ -109,14 +109,14 @@ def test_a_stray_step_hides_no_regression():
     )
 
 
-def test_too_few_steps_cannot_be_told():
+def test_too_few_steps_give_no_verdict():
     told = diff(made(steps=30), made(steps=FEWEST))
     assert (told.kind, told.exit_code, told.step.interval_ms) == ("unknown", 2, None)
     assert f"B has {FEWEST - 1}" in told.sentence
     assert "A has" not in told.sentence
 
 
-def test_other_ranks_strategies_and_units_are_said():
+def test_different_ranks_strategies_and_units_are_noted():
     a, b = made(strategy="ddp", world_size=2), made(strategy="ring", world_size=3, ranks=3, units=("c",), size=500)
     told = diff(a, b)
     assert [note.split(":")[0] for note in told.notes] == [
@@ -136,7 +136,7 @@ def test_the_unit_that_changed_most_comes_first():
     assert (told.units[0]["a_bytes"], told.units[0]["b_bytes"]) == (1000, 10)
 
 
-def test_it_is_the_same_every_time_and_plain_data():
+def test_the_result_is_deterministic_plain_data():
     told = [diff(made(seed=1), made(seed=2)).as_json() for _ in range(2)]
     assert told[0] == told[1]
     assert json.loads(json.dumps(told[0])) == told[0]
@@ -151,7 +151,7 @@ def test_it_is_the_same_every_time_and_plain_data():
     }  # fmt: skip
 
 
-def test_thousands_of_steps_are_no_trouble():
+def test_thousands_of_steps_are_fast():
     rows = [[float(n % 7), 1.0] for n in range(5000)]
     low, high = interval(draws(rows, seed=1)[:, 0], confidence=0.95)
     assert low < 3 < high

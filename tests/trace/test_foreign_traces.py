@@ -1,4 +1,4 @@
-"""Traces of others through the same door: found, analysed, exported; overlap by an independent computation."""
+"""Traces of other tools: loaded, analysed and exported; their overlap against an independent computation."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def microseconds(spans, lanes):
     return {time for s in spans if s.lane in lanes for time in range(s.start // 1000, s.end // 1000)}
 
 
-def test_a_folder_of_profiles_is_analysed_and_its_overlap_is_that_of_intervals(gloo):
+def test_overlap_of_a_folder_of_profiles_equals_that_of_intervals(gloo):
     source = load(gloo)
     assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
@@ -77,7 +77,7 @@ def test_a_folder_of_profiles_is_analysed_and_its_overlap_is_that_of_intervals(g
     assert told.bound.compute_ms < told.step_ms["median"]
 
 
-def test_a_folder_of_nccl_profiles_is_analysed_and_its_overlap_is_that_of_kernels(tmp_path):
+def test_overlap_of_a_folder_of_nccl_profiles_equals_that_of_kernels(tmp_path):
     for path in NCCL:
         shutil.copy(path, tmp_path)
     source = load(tmp_path)
@@ -115,7 +115,7 @@ def test_a_single_profile_is_one_rank(gloo):
     assert told.late == ()
 
 
-def test_a_horovod_timeline_names_the_late_rank_and_what_it_cannot_say():
+def test_a_horovod_timeline_names_the_late_rank_and_unknown_figures():
     source = load(HOROVOD)
     told = analyze(source)
     assert told.late[0].rank == 1
@@ -142,7 +142,7 @@ def test_ranks_without_common_collectives_are_not_compared(tmp_path):
 
 @pytest.mark.parametrize("what", ["gloo", "horovod"])
 @pytest.mark.parametrize("style", ["chrome", "horovod"])
-def test_traces_of_others_are_exported(what, style, gloo, invoke):
+def test_traces_of_other_tools_are_exported(what, style, gloo, invoke):
     done = invoke("export", gloo if what == "gloo" else HOROVOD, "--style", style, "-o", "out.json", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["ranks"] == [0, 1]
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(args, message, tmp_path, invoke):
     assert len(done.err.splitlines()) == 1
 
 
-def test_a_folder_with_one_trace_of_ours_keeps_what_it_says(tmp_path):
+def test_a_folder_with_one_syncline_trace_keeps_its_metadata(tmp_path):
     write_chrome_trace(
         Trace.of(steps(4, MADE, MADE), metadata={"strategy": "s", "notes": ["odd"]}),
         tmp_path / "mine.json",

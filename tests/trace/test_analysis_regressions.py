@@ -1,4 +1,4 @@
-"""Traces made by hand on which the analysis once said something wrong: no false calm, no false causes."""
+"""Regression tests: traces made by hand for which an earlier analysis gave a wrong verdict."""
 
 import shutil
 
@@ -35,7 +35,7 @@ def test_exposed_transfers_of_unknown_size_are_neither_fine_nor_latency(messages
     assert transfers(0, messages, exposed=30).verdict.kind == "bandwidth-bound", "and no compute-bound step"
 
 
-def test_few_small_messages_are_the_wires():
+def test_a_few_small_messages_are_bandwidth_bound():
     told = transfers(20_000, 2)
     assert told.verdict.kind == "bandwidth-bound"
     assert told.verdict.recoverable_ms == pytest.approx(50)
@@ -46,7 +46,7 @@ def test_few_small_messages_are_the_wires():
 
 
 @pytest.mark.parametrize("compute", [50, 70])
-def test_a_thread_that_stands_still_is_not_fine(compute):
+def test_a_blocked_thread_is_not_fine(compute):
     spans = []
     for n in range(COUNT):
         for rank in (0, 1):
@@ -78,7 +78,7 @@ def engine(recorded, *, count=60, every=5, skew=15.0, long=8.0):
 
 
 @pytest.mark.parametrize("recorded", [(0,), (0, 1, 4)], ids=["step alone", "with its neighbours"])
-def test_what_ran_between_sampled_steps_is_not_taken_for_idle(recorded):
+def test_time_between_sampled_steps_does_not_count_as_idle(recorded):
     told = analyze(Trace.of(engine(recorded)))
     assert told.verdict.kind == "fine"
     assert told.late == ()
@@ -128,7 +128,7 @@ def test_times_that_do_not_grow_with_sizes_are_latency():
 
 
 @pytest.mark.parametrize("world", [1, 2, 16])
-def test_ranks_of_which_only_ticks_are_known_do_not_thin_out_the_transfers(world):
+def test_ranks_without_transfers_do_not_lower_the_mean_of_transfers(world):
     spans = []
     for n in range(COUNT):
         at = 50 * n
@@ -163,7 +163,7 @@ def test_ranks_late_in_turn_cost_each_step_all_of_it(world):
     assert "Without these waits a step is 40.0 ms shorter" in told.verdict.sentence
 
 
-def test_a_rank_of_several_does_not_call_its_waits_bytes():
+def test_with_missing_ranks_waits_do_not_count_as_bytes():
     alone = [s for s in turns(2, late=lambda _: 1) if s.rank == 0]
     told = analyze(Trace.of(alone, metadata={"world_size": 2}, split=False))
     assert "are bytes on the network, or waits for another rank, that no compute hides" in told.verdict.sentence
@@ -176,7 +176,7 @@ def test_a_rank_of_several_does_not_call_its_waits_bytes():
     )
 
 
-def test_a_single_file_of_a_job_says_what_it_cannot_tell(tmp_path):
+def test_a_single_file_of_a_job_notes_unknown_waits(tmp_path):
     shutil.copy(GLOO[1], tmp_path)
     source = load(tmp_path / GLOO[1].name)
     assert source.metadata["world_size"] == 2
@@ -186,7 +186,7 @@ def test_a_single_file_of_a_job_says_what_it_cannot_tell(tmp_path):
     assert not any("not told" in note for note in load(tmp_path).notes)
 
 
-def test_a_trace_of_ours_keeps_what_it_cannot_tell(tmp_path):
+def test_a_trace_file_keeps_its_note_about_unknown_waits(tmp_path):
     made, path = turns(2, late=lambda _: 1), tmp_path / "trace.json.gz"
     note = "rank 1 ran on another host: waits for a late rank are not told from transfers"
     write_chrome_trace(Trace.of(made, metadata={"world_size": 2, "notes": [note]}, split=False), path)
@@ -214,7 +214,7 @@ def loading(exchange_ms, *, data=(55, 55)):
     return spans
 
 
-def test_loading_that_hides_an_exchange_gains_only_the_rest():
+def test_loading_that_hides_an_exchange_saves_only_the_rest():
     told = analyze(Trace.of(loading(58)))
     assert told.verdict.kind == "unclear"
     assert "an exchange runs at the same time: without one of them the other shows" in told.verdict.sentence
@@ -232,7 +232,7 @@ def test_not_every_rank_waits_for_its_input():
     assert analyze(Trace.of(loading(3))).verdict.sentence.startswith("Every rank waits 55.0 ms")
 
 
-def test_a_path_begins_where_its_step_does():
+def test_a_path_starts_with_its_step():
     spans = []
     for n in range(5):
         for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""torch.profiler traces: real ones of two Gloo and of two NCCL ranks, and GPU traces written by hand."""
+"""Import of torch.profiler traces: real ones of two Gloo and of two NCCL ranks, and GPU traces written by hand."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ def test_a_real_gloo_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
 
 
 @pytest.mark.parametrize("path", GLOO, ids=["rank 0", "rank 1"])
-def test_overlap_of_a_real_run_is_what_intervals_say(path):
+def test_overlap_of_a_real_run_equals_that_of_intervals(path):
     spans = next(iter(import_files(path).spans.values()))
     found = overlap(spans)
     assert found == pytest.approx(_by_breakpoints(spans), abs=1e-12)
@@ -127,7 +127,7 @@ def test_a_truncated_or_missing_rank_is_reported_and_the_rest_loaded(tmp_path):
         import_files(tmp_path / "gloo-rank1.json.gz")
 
 
-def test_ranks_of_two_hosts_are_set_to_one_clock_by_their_collectives(tmp_path):
+def test_ranks_of_two_hosts_are_aligned_by_their_collectives(tmp_path):
     trace = raw(GLOO[1])
     trace["host_name"], trace["baseTimeNanoseconds"] = "another", trace["baseTimeNanoseconds"] + 5_000_000_000
     (tmp_path / "rank1.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
@@ -178,7 +178,7 @@ def test_kernels_take_the_lane_of_their_launch_and_nccl_kernels_are_exchanges(tm
     assert found.notes == ("of 4 ranks, 3 have no trace here: 0, 1, 2",)
 
 
-def test_ops_outside_any_range_go_by_what_is_around_them(tmp_path):
+def test_ops_outside_any_range_get_the_lane_of_their_neighbours(tmp_path):
     def step(at):
         return [
             host(f"ProfilerStep#{at // 10_000}", at, at + 9_000, cat="user_annotation"),
@@ -208,7 +208,7 @@ def test_a_trace_without_steps_is_one_step_and_says_so(tmp_path):
     assert any("no collectives" in note for note in found.notes)
 
 
-def test_files_without_a_rank_are_told_apart_by_name_or_process(tmp_path):
+def test_files_without_a_rank_get_one_from_name_or_process(tmp_path):
     for name in ("host_20.1.pt.trace.json", "host_9.2.pt.trace.json", "worker5.json"):
         pid = int(re.search(r"\d+", name)[0])
         events = [{**host("ProfilerStep#0", 0, 9, cat="user_annotation"), "pid": pid}]
@@ -237,7 +237,7 @@ def test_our_own_trace_comes_back(tmp_path):
     assert (found.kind, found.spans) == ("syncline", {r: [s for s in spans if s.rank == r] for r in (0, 1)})
 
 
-def test_what_cannot_be_loaded_gives_a_usage_error(tmp_path):
+def test_unreadable_input_gives_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="not a file"):
         import_files(tmp_path / "nothing.json")
     with pytest.raises(UsageError, match=r"no \.json"):

@@ -1,3 +1,5 @@
+"""The overlap of exchanges and compute."""
+
 import doctest
 import sys
 
