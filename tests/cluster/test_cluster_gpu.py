@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from leftovers import marked_processes, until
 
-from syncline.cluster.gpu import Mps, rank_environment
+from syncline.cluster.gpu import mps_daemon, rank_environment
 from syncline.cluster.nodes import Node
 
 _NODE = Node(index=1, address="10.77.0.2", interface="sync0", netns="/nowhere")
@@ -62,8 +62,7 @@ def test_ranks_that_share_a_gpu_are_separate_hosts() -> None:
 
 
 def test_the_daemon_runs_during_the_block_in_a_private_folder(calls: Path) -> None:
-    mps = Mps()
-    with mps as environment:
+    with mps_daemon() as environment:
         assert set(environment) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
         assert all(Path(folder).is_dir() for folder in environment.values())
         assert any("sleep 100" in process for process in marked_processes())
@@ -72,19 +71,18 @@ def test_the_daemon_runs_during_the_block_in_a_private_folder(calls: Path) -> No
     assert calls.read_text().splitlines()[-1] == "quit"
     assert not Path(pipe).exists()
     assert marked_processes() == []
-    mps.close()
 
 
 def test_a_running_daemon_is_used_and_not_ended(calls: Path) -> None:
     (calls.parent / "default" / "pid").write_text("1")
-    with Mps() as environment:
+    with mps_daemon() as environment:
         assert environment == {}
     assert not any(line.startswith("-d") or line == "quit" for line in calls.read_text().splitlines())
 
 
 def test_a_daemon_that_does_not_start_gives_a_warning(calls: Path) -> None:
     (calls.parent / "broken").touch()
-    with pytest.warns(UserWarning, match="ranks will take turns on the GPU"), Mps() as environment:
+    with pytest.warns(UserWarning, match="ranks will take turns on the GPU"), mps_daemon() as environment:
         assert environment == {}
     assert "-d" in calls.read_text()
     assert list((calls.parent / "tmp").iterdir()) == []
@@ -92,7 +90,7 @@ def test_a_daemon_that_does_not_start_gives_a_warning(calls: Path) -> None:
 
 def test_without_mps_no_variables_are_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with Mps() as environment:
+    with mps_daemon() as environment:
         assert environment == {}
 
 
@@ -100,19 +98,20 @@ def test_the_daemon_ends_with_a_killed_owner_and_the_next_owner_removes_its_fold
     calls: Path, program: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
     owner = program(
-        "import time\nfrom syncline.cluster.gpu import Mps\n"
-        "with Mps() as environment:\n    print(environment['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n    time.sleep(100)"
+        "import time\nfrom syncline.cluster.gpu import mps_daemon\n"
+        "with mps_daemon() as environment:\n"
+        "    print(environment['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n    time.sleep(100)"
     )
     assert owner.stdout is not None
     pipe = Path(owner.stdout.readline().strip())
     assert (pipe / "pid").exists()
-    with Mps() as second:
+    with mps_daemon() as second:
         assert pipe.exists()  # a living owner's folder is not swept
         assert second["CUDA_MPS_PIPE_DIRECTORY"] != str(pipe)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     assert until(lambda: marked_processes() == [], seconds=8)
     assert pipe.exists()
-    with Mps():
+    with mps_daemon():
         assert not pipe.parent.exists()
     owner.communicate()

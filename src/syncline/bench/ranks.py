@@ -15,7 +15,7 @@ import torch
 
 from syncline.bench.output import environment, write_json
 from syncline.bench.training import Options
-from syncline.cluster.gpu import Mps, rank_environment
+from syncline.cluster.gpu import mps_daemon, rank_environment
 from syncline.cluster.nodes import Node
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
@@ -65,7 +65,7 @@ def _places(options: Options, stack: ExitStack) -> list[Place]:
     """The ranks on this machine, connected by its loopback interface."""
     gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     shared = -(-options.ranks // gpus) if gpus else 0
-    base = stack.enter_context(Mps()) if shared > 1 else {}
+    base = stack.enter_context(mps_daemon()) if shared > 1 else {}
     variables = {**base, "GLOO_SOCKET_IFNAME": _LOOPBACK.interface}
     return [
         Place(

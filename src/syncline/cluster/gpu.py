@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from syncline.cluster.guard import start_guarded
@@ -39,55 +39,41 @@ def rank_environment(rank: int, node: Node, *, ranks_on_gpu: int) -> dict[str, s
     }
 
 
-class Mps:
+@contextmanager
+def mps_daemon() -> Iterator[dict[str, str]]:
     """A private CUDA MPS daemon: ranks use the GPU at the same time instead of taking turns.
 
-    `with Mps() as environment:` gives the variables for the ranks. They are empty if the machine has no MPS, or if a
-    daemon is already running (the ranks then use that one). The private daemon ends with the block or with this
-    process, even if this process is killed.
+    It gives the environment variables for the ranks. They are empty if the machine has no MPS, or if a daemon is already
+    running (the ranks then use that one). The private daemon ends with the block or with this process, even if this
+    process is killed.
     """
+    control = shutil.which(_CONTROL)
+    with ExitStack() as stack:
+        yield {} if control is None or _is_running(control, environment={}) else _start(control, stack)
 
-    def __init__(self) -> None:
-        self.environment: dict[str, str] = {}
-        self._stack = ExitStack()
 
-    def __enter__(self) -> dict[str, str]:
-        control = shutil.which(_CONTROL)
-        if control is not None and not _is_running(control, environment={}):
-            with ExitStack() as starting:
-                self._start(control, starting)
-                self._stack = starting.pop_all()
-        return self.environment
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the daemon if this object started one; a second call does nothing."""
-        self.environment = {}
-        self._stack.close()
-
-    def _start(self, control: str, stack: ExitStack) -> None:
-        _remove_stale_folders()
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
-        # The lock shows that the folder's owner is alive; the kernel releases it when this process ends.
-        lock = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        environment = {}
-        for name in ("pipe", "log"):
-            Path(folder, name).mkdir()
-            environment[f"CUDA_MPS_{name.upper()}_DIRECTORY"] = str(Path(folder, name))
-        daemon = start_guarded([control, "-d"], environment=environment, stay=True)
-        stack.callback(_stop, daemon)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _is_running(control, environment=environment):
-            if daemon.poll() is not None or time.monotonic() > deadline:
-                warnings.warn(f"{_CONTROL} did not start: ranks will take turns on the GPU", stacklevel=3)
-                return
-            time.sleep(0.05)
-        stack.callback(_ask, control, "quit", environment=environment)
-        self.environment = environment
+def _start(control: str, stack: ExitStack) -> dict[str, str]:
+    """Start a daemon that ends with `stack`; returns the variables for the ranks, none if it did not start."""
+    _remove_stale_folders()
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
+    # The lock shows that the folder's owner is alive; the kernel releases it when this process ends.
+    lock = os.open(folder, os.O_RDONLY)
+    stack.callback(os.close, lock)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    environment = {}
+    for name in ("pipe", "log"):
+        Path(folder, name).mkdir()
+        environment[f"CUDA_MPS_{name.upper()}_DIRECTORY"] = str(Path(folder, name))
+    daemon = start_guarded([control, "-d"], environment=environment, stay=True)
+    stack.callback(_stop, daemon)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not _is_running(control, environment=environment):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            warnings.warn(f"{_CONTROL} did not start: ranks will take turns on the GPU", stacklevel=4)
+            return {}
+        time.sleep(0.05)
+    stack.callback(_ask, control, "quit", environment=environment)
+    return environment
 
 
 def _stop(daemon: "subprocess.Popen[bytes]") -> None:

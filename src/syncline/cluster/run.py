@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, TextIO, cast
 
-from syncline.cluster.gpu import Mps, gpu_count, rank_environment
+from syncline.cluster.gpu import gpu_count, mps_daemon, rank_environment
 from syncline.cluster.guard import start_guarded
 from syncline.cluster.nodes import Cluster, Node
 from syncline.errors import UsageError
@@ -54,7 +54,7 @@ def run_on_nodes(cluster: Cluster, command: list[str], *, nproc_per_node: int = 
     world = len(cluster.nodes) * nproc_per_node
     devices = gpu_count() if gpu is None else max(1, gpu_count()) if gpu else 0
     with ExitStack() as stack:
-        shared = stack.enter_context(Mps()) if devices else {}
+        shared = stack.enter_context(mps_daemon()) if devices else {}
         processes = stack.enter_context(_Processes())
         for rank in range(world):
             node = cluster.nodes[rank // nproc_per_node]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from syncline.cluster.capabilities import capabilities
-from syncline.cluster.gpu import Mps, rank_environment
+from syncline.cluster.gpu import mps_daemon, rank_environment
 from syncline.cluster.nodes import Cluster, Node
 from syncline.cluster.ranks import Place
 from syncline.errors import UsageError
@@ -43,7 +43,7 @@ def shared_gpu_environment(train: Train, world_size: int) -> Iterator[Mapping[st
     """Environment variables that let ranks use one GPU at the same time; empty where each rank has its own GPU."""
     gpus = _gpus(train)
     if gpus and world_size > gpus:
-        with Mps() as variables:
+        with mps_daemon() as variables:
             yield variables
     else:
         yield {}
