@@ -43,7 +43,7 @@ def rank_environment(rank: int, node: Node, *, ranks_on_gpu: int) -> dict[str, s
 def mps_daemon() -> Iterator[dict[str, str]]:
     """A private CUDA MPS daemon: ranks use the GPU at the same time instead of taking turns.
 
-    It gives the environment variables for the ranks. They are empty if the machine has no MPS, or if a daemon is already
+    It gives variables for the ranks. They are empty if the machine has no MPS, or if a daemon is already
     running (the ranks then use that one). The private daemon ends with the block or with this process, even if this
     process is killed.
     """
