@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from syncline.errors import UsageError, unknown
+from syncline.errors import SynclineWarning, UsageError, unknown
 from syncline.user_import import import_callable
 
 T = TypeVar("T")
@@ -59,4 +59,5 @@ class Registry(Generic[T]):
             try:
                 self._items[point.name] = point.load()
             except Exception as error:  # a broken package must not make our own names unusable
-                warnings.warn(f"{self.kind} '{point.name}' of {point.value} cannot be loaded: {error}", stacklevel=2)
+                text = f"{self.kind} '{point.name}' of {point.value} cannot be loaded: {error}"
+                warnings.warn(text, SynclineWarning, stacklevel=2)

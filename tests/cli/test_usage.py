@@ -60,7 +60,7 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("bench", "codecs", "--codecs", "powerSGD"), "did you mean 'powersgd'"),
         (("bench", "codecs", "--device", "tpu"), "use --device cpu"),
         (("bench", "codecs", "--largest-mb", "0.001"), "leaves no size"),
-        (("bench", "convergence", "--steps", "0"), "--steps must be at least 1"),
+        (("bench", "convergence", "--steps", "0"), "'--steps': 0 is not in the range x>=1"),
         (("bench", "--json", "overlap"), "no such option: --json"),
         (("bench", "recorder", "--codecs", "int8"), "no such option: --codecs"),
         (("bench", "codecs", "--steps", "3"), "no such option: --steps"),
@@ -126,10 +126,10 @@ def test_out_and_html_that_cannot_be(invoke, tmp_path):
 
 
 def test_an_explicit_setting_wins_over_a_recipe():
-    config = resolve("course-vgg11", ["cluster.nodes=2"], nproc=2)
+    config = resolve({"recipe": "course-vgg11", "settings": ["cluster.nodes=2"], "nproc": 2})
     assert (config.cluster.nodes, config.cluster.nproc) == (2, 2)
-    assert resolve("course-vgg11", None, nproc=2).cluster.nodes == 0
-    assert resolve(None, ["cluster.nproc=4"], nodes=2).cluster.nproc == 4
+    assert resolve({"recipe": "course-vgg11", "nproc": 2}).cluster.nodes == 0
+    assert resolve({"settings": ["cluster.nproc=4"], "nodes": 2}).cluster.nproc == 4
 
 
 def test_help_and_version(invoke):

@@ -1,6 +1,5 @@
 """`syncline bench`: one command for each benchmark, with the options that this benchmark has."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads (of each rank, where there are ranks).")]
 Seed = Annotated[int, typer.Option(help="Random seed of the model, the data and their order.")]
 Model = Annotated[str | None, typer.Option(help="The model.")]
-BlockSteps = Annotated[int | None, typer.Option(help="Steps per measured block.")]
+BlockSteps = Annotated[int | None, typer.Option(min=1, help="Steps per measured block.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder; default: runs/bench-NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")]
 
@@ -41,9 +40,8 @@ def codecs(
     as_json: Json = False,
 ) -> None:
     """Measure every codec: speed against a copy of the same tensor, compression ratio and error."""
-    torch_device = _torch_device(device)
+    torch_device = _prepare_torch(device, threads)
     names = _codec_names(codecs)
-    _use_threads(threads)
     from syncline.bench.codecs import speed, table
 
     shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
@@ -58,7 +56,7 @@ def codecs(
 @app.command()
 def convergence(
     codecs: Codecs = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps for each codec; default: 800.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps for each codec; default: 800.")] = None,
     model: Model = None,
     data: Annotated[
         str, typer.Option(help="A data set; auto: Fashion-MNIST if present, else generated images.")
@@ -69,9 +67,8 @@ def convergence(
     as_json: Json = False,
 ) -> None:
     """Train a small model with every codec: loss curves and accuracy, against dense."""
-    _check_steps(steps)
+    _prepare_torch("cpu", threads)
     names = _codec_names(codecs)
-    _use_threads(threads)
     from syncline.bench.convergence import table
     from syncline.bench.convergence.run import Options, measure
 
@@ -96,10 +93,8 @@ def overhead(
     as_json: Json = False,
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
-    _torch_device(device)
-    _check_steps(steps)
+    _prepare_torch(device, threads)
     names = _codec_names(codecs)
-    _use_threads(threads)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
 
@@ -120,9 +115,7 @@ def recorder(
     as_json: Json = False,
 ) -> None:
     """Measure what recording a trace costs: steps with the recorder on and off."""
-    _torch_device(device)
-    _check_steps(steps)
-    _use_threads(threads)
+    _prepare_torch(device, threads)
     from syncline.bench.recorder import run as bench
     from syncline.bench.recorder.rows import console_table
 
@@ -152,12 +145,13 @@ def overlap(
     also: Annotated[
         str, typer.Option(help="More codecs for the engine, comma-separated: powersgd(rank=64) | bf16.")
     ] = "",
-    strategies: Annotated[
-        str | None, typer.Option(help="The contestants themselves, instead of --compress, --buckets and --also.")
+    contestants: Annotated[
+        str | None,
+        typer.Option("--strategies", help="The contestants themselves, instead of --compress, --buckets and --also."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Measured turns of every contestant.")] = 5,
     seconds: Annotated[float, typer.Option(help="Approximate length of a turn; at least three steps.")] = 4.0,
-    steps: Annotated[int, typer.Option(help="The most steps that count in a turn.")] = 20,
+    most_steps: Annotated[int, typer.Option("--steps", help="The most steps that count in a turn.")] = 20,
     out: Annotated[
         Path | None, typer.Option(help="Output folder, default runs/bench-overlap; an earlier one is moved aside.")
     ] = None,
@@ -169,8 +163,7 @@ def overlap(
     All start at once, then one at a time trains. Ratios compare turns of one round; the bound is max(compute,
     network). Writes overlap.json, overlap.html with two timelines, and a trace of each contestant.
     """
-    job: dict[str, Any] = {"model": model, "data": data, "batch": batch, "seed": seed}
-    config = session.resolve(recipe, settings, nodes=nodes, nproc=nproc, bandwidth=bandwidth, **job)
+    config = session.resolve(locals())
     if not recipe and not config.cluster.nodes and nproc is None:
         config = config.override({"cluster.nodes": 2, "cluster.bandwidth": config.cluster.bandwidth or "1Gbit"})
     if config.cluster.nodes:
@@ -179,12 +172,12 @@ def overlap(
     from syncline.bench.overlap.rounds import Turns
     from syncline.bench.overlap.table import print_tables
 
-    chosen = _contestants(strategies, compress, buckets, also)
+    chosen = _contestants(contestants, compress, buckets, also)
     if chosen is None and not recipe:
         chosen = bench.contestants(bench.COMPRESS)
     if chosen is not None:
         config = config.override({"compare.strategies": list(chosen)})
-    turns = Turns(rounds=rounds, seconds=seconds, steps=steps)
+    turns = Turns(rounds=rounds, seconds=seconds, steps=most_steps)
     console = Console(stderr=as_json)
     folder, result = bench.measure(config, turns, out=out, progress=lambda text: say(text, console))
     if as_json:
@@ -227,24 +220,15 @@ def _codec_names(text: str | None) -> list[str] | None:
     return names
 
 
-def _torch_device(device: str) -> Any:
+def _prepare_torch(device: str, threads: int | None) -> Any:
+    """The torch device of this name, checked; this process then uses as many threads as asked."""
     import torch
 
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UsageError(f"device '{device}' is not available: use --device cpu")
-    return torch.device(device)
-
-
-def _check_steps(steps: int | None) -> None:
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {steps}")
-
-
-def _use_threads(threads: int | None) -> None:
     if threads:
-        import torch
-
         torch.set_num_threads(threads)
+    return torch.device(device)
 
 
 def _finish(
@@ -258,10 +242,12 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write NAME.json and, if there is a page, NAME.html; print the table or the JSON."""
+    from syncline.bench.output import write_json
+
     for text in result.get("warnings", ()):
         say(f"warning: {text}", console)
     folder = out or Path("runs") / f"bench-{name}"
-    write_text(json.dumps(result, indent=1) + "\n", folder / f"{name}.json")
+    write_json(result, folder / f"{name}.json")
     if page is not None:
         write_text(page, folder / f"{name}.html")
     if as_json:

@@ -36,19 +36,4 @@ def compare(
 
     Under torchrun the same command is one of the ranks.
     """
-    config = session.resolve(
-        recipe,
-        settings,
-        strategies=strategies,
-        model=model,
-        data=data,
-        nproc=nproc,
-        nodes=nodes,
-        bandwidth=bandwidth,
-        steps=steps,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        scale=scale,
-    )
-    raise typer.Exit(session.execute(config, out=out, as_json=as_json))
+    raise typer.Exit(session.execute(session.resolve(locals()), out=out, as_json=as_json))

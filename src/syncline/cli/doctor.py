@@ -58,6 +58,11 @@ def _machine() -> list[Finding]:
     ]
 
 
+def _check(name: str, found: object, *, missing: str, fix: str) -> Finding:
+    """A finding that is ok if something was found."""
+    return Finding(name, "ok", str(found)) if found else Finding(name, "missing", missing, fix)
+
+
 def _torch() -> list[Finding]:
     import torch
     import torch.distributed as dist
@@ -67,17 +72,12 @@ def _torch() -> list[Finding]:
     findings = [
         Finding("torch", "ok", torch.__version__),
         Finding("backends", "ok", ", ".join(backends)),
-        Finding("GPU", "ok", ", ".join(gpus))
-        if gpus
-        else Finding("GPU", "missing", "none that torch can use", "training runs on the CPU with Gloo"),
+        _check("GPU", ", ".join(gpus), missing="none that torch can use", fix="training runs on the CPU with Gloo"),
     ]
     if gpus:
-        daemon = shutil.which("nvidia-cuda-mps-control")
-        findings.append(
-            Finding("CUDA MPS", "ok", daemon)
-            if daemon
-            else Finding("CUDA MPS", "missing", "no nvidia-cuda-mps-control", "ranks take turns on a shared GPU")
-        )
+        daemon = "nvidia-cuda-mps-control"
+        fix = "ranks take turns on a shared GPU"
+        findings.append(_check("CUDA MPS", shutil.which(daemon), missing=f"no {daemon}", fix=fix))
     return findings
 
 
@@ -85,17 +85,12 @@ def _cluster() -> list[Finding]:
     from syncline.cluster.capabilities import capabilities
 
     able = capabilities()
-    how = {"root": "as root", "userns": "through a user namespace", "none": "not possible"}[able.how]
-    nodes = "ok" if able.can_namespaces else "missing"
-    shape = "--bandwidth" if able.can_shape else ""
+    how = {"root": "as root", "userns": "through a user namespace"}.get(able.how)
+    shaping, netem = able.can_shape and "tbf (--bandwidth)", able.netem and "netem"
     return [
-        Finding("emulated nodes", nodes, how, "" if able.can_namespaces else f"{able.why}; compare runs local ranks"),
-        Finding("link shaping", "ok", f"tbf ({shape})")
-        if able.can_shape
-        else Finding("link shaping", "missing", "no tbf in this kernel", "load sch_tbf, or leave --bandwidth out"),
-        Finding("latency and loss", "ok", "netem")
-        if able.netem
-        else Finding("latency and loss", "missing", "no netem in this kernel", "load sch_netem, or leave them out"),
+        _check("emulated nodes", how, missing="not possible", fix=f"{able.why}; compare runs local ranks"),
+        _check("link shaping", shaping, missing="no tbf in this kernel", fix="load sch_tbf, or leave --bandwidth out"),
+        _check("latency and loss", netem, missing="no netem in this kernel", fix="load sch_netem, or leave them out"),
     ]
 
 
@@ -103,12 +98,10 @@ def _ports() -> list[Finding]:
     listening = sorted(_listening())
     exposed = sorted({port for port, local in listening if not local})
     shown = ", ".join(map(str, exposed[:12])) + (" ..." if len(exposed) > 12 else "")
-    busy = any(port == _TORCHRUN_PORT for port, _ in listening)
+    free = "" if any(port == _TORCHRUN_PORT for port, _ in listening) else "free"
     return [
         Finding("listening beyond loopback", "info", shown or "none", "Syncline's own ranks open no such port"),
-        Finding("torchrun's port 29500", "missing", "in use", "name another: torchrun --master-port PORT")
-        if busy
-        else Finding("torchrun's port 29500", "ok", "free"),
+        _check("torchrun's port 29500", free, missing="in use", fix="name another: torchrun --master-port PORT"),
     ]
 
 
@@ -132,12 +125,8 @@ def _extras() -> list[Finding]:
 
     needed = {"rich": "tables", "jinja2": "report.html", "pyroute2": "emulated nodes"}
     findings = [
-        Finding(name, "ok", what)
-        if importlib.util.find_spec(name)
-        else Finding(name, "missing", what, f"pip install {name}")
+        _check(name, importlib.util.find_spec(name) and what, missing=what, fix=f"pip install {name}")
         for name, what in needed.items()
     ]
-    data = Finding("Fashion-MNIST", "ok", str(DEBIAN))
-    if not DEBIAN.exists():
-        data = Finding("Fashion-MNIST", "missing", "not installed", "apt install dataset-fashion-mnist, or root=DIR")
-    return [*findings, data]
+    data, fix = DEBIAN.exists() and DEBIAN, "apt install dataset-fashion-mnist, or root=DIR"
+    return [*findings, _check("Fashion-MNIST", data, missing="not installed", fix=fix)]

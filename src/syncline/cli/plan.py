@@ -1,7 +1,7 @@
 """`syncline plan`: find the plan for a job, from a short training or from the costs of an earlier run."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -42,41 +42,23 @@ def plan(
     """Find the plan of a job on a network: its table, the alternatives with their predicted steps, and the reason."""
     if out is not None and out.is_dir():
         raise UsageError(f"--out {out} is a folder: name a file in it, such as {out / 'plan.toml'}")
-    job: dict[str, Any] = {"model": model, "data": data, "nproc": nproc, "batch": batch, "seed": seed}
+    options = locals()
     if run is not None:
-        given = [name for name, value in {**job, "recipe": recipe, "set": settings}.items() if value is not None]
+        job = {"model": model, "data": data, "nproc": nproc, "batch": batch, "seed": seed, "recipe": recipe}
+        given = [name for name, value in {**job, "set": settings}.items() if value is not None]
         if given:
             raise UsageError(f"with a run, the job is the recorded one: leave --{given[0]} out")
         _answer(run, nodes, bandwidth, compress, out, as_json=as_json)
         return
-    config = session.resolve(recipe, settings, nodes=nodes, bandwidth=bandwidth, **job)
-    measured = _measure(config, compress)
+    measured = _measure(session.resolve(options), compress)
     if measured is not None:
         _answer(measured, None, None, compress, out, as_json=as_json)
-
-
-class _NotesOnly:
-    """A watcher of the session that prints notes and nothing else."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def note(self, text: str) -> None:
-        say(f"note: {text}", self.console)
-
-    def begin(self, run: Any) -> None:
-        """Print nothing."""
-
-    def step(self, message: dict[str, Any]) -> None:
-        """Print nothing."""
-
-    def end(self, run: Any, result: dict[str, Any]) -> None:
-        """Print nothing."""
 
 
 def _measure(config: Config, compress: str | None) -> Path | None:
     """Train a few steps; returns the run folder, or None on every rank of a launcher but the first."""
     run = session.session_runner(config)
+    from syncline.cli.progress import Notes
     from syncline.engine.tuning.choose import allowed_codecs
     from syncline.plan.planner import ALWAYS
     from syncline.plan.predict import built
@@ -87,7 +69,7 @@ def _measure(config: Config, compress: str | None) -> Path | None:
         spec = "auto" if text in ALWAYS else f"auto({text})"
     changes = {"train.steps": STEPS, "train.epochs": 1, "train.test_samples": 0, "train.checkpoint_every": 0}
     config = config.override({**changes, "compare.strategies": [f"syncline({spec})"], "compare.scale": []})
-    watch = _NotesOnly(Console(stderr=True))
+    watch = Notes(Console(stderr=True))
     done = run(config, out=None, watcher=watch)
     if done is None:
         return None

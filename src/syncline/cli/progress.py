@@ -22,20 +22,31 @@ _MANY_RANKS = 8  # with more ranks, the table shows their mean and the rank that
 _COLOURS = ("yellow", "green", "blue", "magenta", "red", "cyan", "bright_black")
 _LETTERS = ("d", "f", "b", "e", "x", "u", ".")  # for terminals without colours
 _WAIT = "exchange and wait"
-_FIRST = "ms a step"
+_FIRST = "ms per step"
 _LONGEST_BAR, _SHORTEST_BAR = 48, 5  # characters
 _SMALLEST_SHARE = 0.05  # smaller shares are left out of a line
 
 
-class Lines:
-    """Plain lines: the start and the end of a run, and every twentieth step."""
+class Notes:
+    """Prints notes and nothing else."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.phases = Phases()
 
     def note(self, text: str) -> None:
         say(f"note: {text}", self.console)
+
+    def begin(self, run: RunSpec) -> None: ...
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines(Notes):
+    """Plain lines: the start and the end of a run, and every twentieth step."""
 
     def begin(self, run: RunSpec) -> None:
         self.phases = Phases()
@@ -52,9 +63,6 @@ class Lines:
 
     def end(self, run: RunSpec, result: dict[str, Any]) -> None:
         say(f"{_label(run)}: {_outcome(result)}", self.console)
-
-    def close(self) -> None:
-        """Nothing to clean up."""
 
 
 class Bars:
@@ -213,4 +221,4 @@ def _outcome(result: dict[str, Any], *, short: bool = False) -> str:
     if result["status"] == "crashed":
         return f"crashed on rank {result['error']['rank']}: {result['error']['summary']}"
     losses, speed = result["loss"], "" if short else f"{result['samples_per_s']:.1f} samples/s, "
-    return f"{result['step_ms']['median']:.1f} ms a step, {speed}loss {losses[-1]:.4f}"
+    return f"{result['step_ms']['median']:.1f} ms per step, {speed}loss {losses[-1]:.4f}"

@@ -1,7 +1,7 @@
 """The options of every command that trains, how they become a `Config`, and how a session runs and is shown."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,13 +43,17 @@ _KEYS = {
 }
 
 
-def resolve(recipe: str | None, settings: list[str] | None, *, resume: Path | None = None, **options: Any) -> Config:
-    """A recipe (or an earlier run's settings, or the defaults), then `--set`, then the options that were given."""
+def resolve(options: Mapping[str, Any]) -> Config:
+    """The settings that a command's options ask for, by the names of its parameters; None means not given.
+
+    First a recipe (or an earlier run's settings, or the defaults), then `--set`, then the other options.
+    """
+    recipe, resume = options.get("recipe"), options.get("resume")
     if resume is not None and recipe:
         raise UsageError("--resume takes the run's own settings: leave --recipe out")
     config = load_recipe(recipe) if recipe else Config() if resume is None else load_run(run_of(resume))
-    given = parse_settings(settings or [])
-    given |= {_KEYS[name]: value for name, value in options.items() if value is not None}
+    given = parse_settings(options.get("settings") or [])
+    given |= {key: options[name] for name, key in _KEYS.items() if options.get(name) is not None}
     if given.get("compare.scale") and given.get("cluster.nproc"):
         raise UsageError("--scale names the world sizes: leave --nproc out")
     # Asking for local ranks overrides a recipe's nodes; asking for nodes overrides its number of ranks.

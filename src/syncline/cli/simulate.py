@@ -8,6 +8,7 @@ import typer
 
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
+from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
 from syncline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 NODES = (2, 4, 8, 16, 64, 256)
 BANDWIDTHS = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2.5Gbit", "5Gbit", "10Gbit", "25Gbit", "100Gbit")
 PLOT = "sweep.html"
+_HEADINGS = ("nodes", "bandwidth", "dense ms", "bf16 ms", "compressed ms", "codec", "")
 
 app = new_app()
 
@@ -126,8 +128,7 @@ def _sweep(
     found: "RecordedRun", nodes: int | None, bandwidth: str | None, compress: str | None
 ) -> tuple[dict[str, Any], str]:
     """All pairs of nodes and bandwidths (one of either if it is given), as plain data and as text."""
-    from syncline.cli import sweep as show
-    from syncline.cluster.quantities import parse_bandwidth
+    from syncline.bench.output import text_table
     from syncline.files import write_text
     from syncline.plan.planner import ALWAYS
     from syncline.plan.whatif import stops_paying, sweep
@@ -162,8 +163,28 @@ def _sweep(
     plot = found.folder / PLOT
     title = f"Step time over bandwidth: {record.strategy}, measured on {record.costs.world} ranks"
     try:
-        write_text(sweep_page(rows, pays, Table(show.HEADINGS, list(map(show.cells, rows))), title=title), plot)
+        write_text(sweep_page(rows, pays, Table(_HEADINGS, list(map(_cells, rows))), title=title), plot)
     except OSError as error:
         raise UsageError(f"cannot write {plot}: {error.strerror}; copy the run to a folder of yours") from None
-    text = "\n".join([show.table(rows), show.verdict(pays, max(r["bandwidth"] for r in rows)), f"plot: {plot}"])
-    return {"rows": rows, "pays": pays, "plot": str(plot)}, text
+    text = [
+        text_table(_HEADINGS, list(map(_cells, rows))),
+        _where_it_pays(pays, rows[-1]["bandwidth"]),
+        f"plot: {plot}",
+    ]
+    return {"rows": rows, "pays": pays, "plot": str(plot)}, "\n".join(text)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    times = (f"{row[key]:.1f}" for key in ("dense_ms", "bf16_ms", "ms"))
+    pays = f"pays, {row['gain']:.2f}x" if row["pays"] else ""
+    return (str(row["nodes"]), format_bandwidth(row["bandwidth"]), *times, row["codec"], pays)
+
+
+def _where_it_pays(pays: list[dict[str, Any]], highest: float) -> str:
+    """For each number of nodes, the bandwidth below which compression pays."""
+    lines = ["compression beyond bf16 pays"]
+    for entry in pays:
+        below = entry["below"]
+        said = f"up to {format_bandwidth(highest)} and beyond" if below is None else f"below {format_bandwidth(below)}"
+        lines.append(f"  on {entry['nodes']} nodes: {'never here' if below == 0 else said}")
+    return "\n".join(lines)

@@ -25,7 +25,7 @@ def train(
     batch: session.Batch = None,
     seed: session.Seed = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints, for --resume; one more is written at the end.")
+        int | None, typer.Option(min=1, help="Steps between checkpoints, for --resume; one more is written at the end.")
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run in this folder, from its newest checkpoint or the one named.")
@@ -36,28 +36,12 @@ def train(
     settings: session.Set = None,
 ) -> None:
     """Train a model with one synchronisation strategy. Under torchrun the same command is one of the ranks."""
+    options = locals()
     if resume is not None and out is not None:
         raise UsageError("--resume continues in the run's own folder: leave --out out")
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise UsageError(f"--checkpoint-every must be at least 1, not {checkpoint_every}")
-    if strategy is None and resume is None:
-        strategy = "ddp"
-    config = session.resolve(
-        recipe,
-        settings,
-        resume=resume,
-        strategies=None if strategy is None else [strategy],
-        model=model,
-        data=data,
-        nproc=nproc,
-        nodes=nodes,
-        bandwidth=bandwidth,
-        steps=steps,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        checkpoint_every=checkpoint_every,
-    ).override({"compare.scale": []})
+    if strategy is not None or resume is None:
+        options["strategies"] = [strategy or "ddp"]
+    config = session.resolve(options).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:
         raise UsageError("train takes one strategy: use compare for several")
     raise typer.Exit(session.execute(config, out=out, as_json=as_json, resume=resume))

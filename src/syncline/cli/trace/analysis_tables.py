@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from syncline.report.figures import bandwidth, one_line, percent, plural, printable, size
 from syncline.report.scaling import StartUp
-from syncline.report.tables import scaling, show
+from syncline.report.tables import new_table, scaling, show
 from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.critical_path import PathSegment
@@ -50,7 +49,7 @@ def print_runs(
 ) -> None:
     """Print one row per run, each run's verdict, how the strategies scale, and what is missing."""
     phases = _seen(analysis.breakdown for analysis in found.values()) if console.width >= _WIDE else []
-    table = _table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
+    table = new_table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
     for name, analysis in found.items():
         shares = [percent(analysis.breakdown[phase]) for phase in phases]
         table.add_row(
@@ -100,7 +99,7 @@ def _sentence(finding: Finding) -> str:
 
 def _breakdown(analysis: Analysis) -> Table:
     phases = _seen([analysis.breakdown])
-    table = _table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
+    table = new_table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
     for rank in analysis.ranks[:_MOST_RANKS]:
         table.add_row(str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases))
     if len(analysis.ranks) > _MOST_RANKS:
@@ -112,7 +111,7 @@ def _breakdown(analysis: Analysis) -> Table:
 def _breakdown_by_phase(analysis: Analysis) -> Table:
     """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
     shown = analysis.ranks[:3]
-    table = _table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
+    table = new_table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
     for phase in _seen([analysis.breakdown]):
         ms = [_ms(rank.breakdown_ms[phase]) for rank in shown]
         table.add_row(_long(phase), *ms, percent(analysis.breakdown[phase]))
@@ -154,12 +153,11 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
 
 
 def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
-    title = (
-        f"units by exposed time ({min(top, len(analysis.units))} of {len(analysis.units)}), ms from the step's start"
-    )
+    units = analysis.units
+    title = f"units by exposed time ({min(top, len(units))} of {len(units)}), ms from the step's start"
     more = ("ready", "wait", "Mbit/s") if wide else ()
-    table = _table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
-    for unit in analysis.units[:top]:
+    table = new_table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
+    for unit in units[:top]:
         repeats = f" x{unit.count:.3g}" if unit.count > 1.01 else ""
         bytes_text = size(unit.bytes) if unit.bytes else "-"
         rate = f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"
@@ -209,25 +207,12 @@ def _bound(console: Console, analysis: Analysis) -> None:
     if bound.bound_ms is None or bound.distance is None:
         _line(console, "bound: not known, the trace holds no compute")
         return
-    on_wire = "not known" if bound.wire_ms is None else f"{_ms(bound.wire_ms)} ms"
+    network = "not known" if bound.wire_ms is None else f"{_ms(bound.wire_ms)} ms"
     _line(
         console,
-        f"bound: {_ms(bound.bound_ms)} ms = max(compute {_ms(bound.compute_ms or 0.0)} ms, wire {on_wire}); the step is"
-        f" {bound.distance:+.0%} from it",
+        f"bound: {_ms(bound.bound_ms)} ms = max(compute {_ms(bound.compute_ms or 0.0)} ms, network {network});"
+        f" the step is {bound.distance:+.0%} from it",
     )
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    table.padding = (0, 1, 0, 0)
-    for place, name in enumerate(columns):
-        if place == 0:
-            table.add_column(name, overflow="fold", min_width=8)
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _line(console: Console, text: str) -> None:
