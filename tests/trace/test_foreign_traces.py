@@ -197,7 +197,7 @@ def test_several_runs_are_summarised_and_one_can_be_chosen(tmp_path, invoke):
         (("trace.json.gz", "--steps", "x"), "--steps takes two numbers with a colon"),
         (("trace.json.gz", "--steps", "5:5"), "holds no step"),
         (("trace.json.gz", "--steps", "99:"), "holds no steps"),
-        (("trace.json.gz", "--top", "0"), "'--top': 0 is not in the range x>=1"),
+        (("trace.json.gz", "--top", "0"), "--top must be at least 1"),
         (("run", "--run", "aa"), "did you mean 'a'?"),
         (("trace.json.gz", "--run", "a"), "is one trace"),
     ],

@@ -18,7 +18,7 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads (of each rank, where there are ranks).")]
 Seed = Annotated[int, typer.Option(help="Random seed of the model, the data and their order.")]
 Model = Annotated[str | None, typer.Option(help="The model.")]
-BlockSteps = Annotated[int | None, typer.Option(min=1, help="Steps per measured block.")]
+BlockSteps = Annotated[int | None, typer.Option(help="Steps per measured block.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder; default: runs/bench-NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")]
 
@@ -40,7 +40,7 @@ def codecs(
     as_json: Json = False,
 ) -> None:
     """Measure every codec: speed against a copy of the same tensor, compression ratio and error."""
-    torch_device = _prepare_torch(device, threads)
+    torch_device = _prepare(device, threads)
     names = _codec_names(codecs)
     from syncline.bench.codecs import speed, table
 
@@ -56,7 +56,7 @@ def codecs(
 @app.command()
 def convergence(
     codecs: Codecs = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps for each codec; default: 800.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps for each codec; default: 800.")] = None,
     model: Model = None,
     data: Annotated[
         str, typer.Option(help="A data set; auto: Fashion-MNIST if present, else generated images.")
@@ -67,7 +67,7 @@ def convergence(
     as_json: Json = False,
 ) -> None:
     """Train a small model with every codec: loss curves and accuracy, against dense."""
-    _prepare_torch("cpu", threads)
+    _prepare("cpu", threads, steps)
     names = _codec_names(codecs)
     from syncline.bench.convergence import table
     from syncline.bench.convergence.run import Options, measure
@@ -93,7 +93,7 @@ def overhead(
     as_json: Json = False,
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
-    _prepare_torch(device, threads)
+    _prepare(device, threads, steps)
     names = _codec_names(codecs)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
@@ -115,7 +115,7 @@ def recorder(
     as_json: Json = False,
 ) -> None:
     """Measure what recording a trace costs: steps with the recorder on and off."""
-    _prepare_torch(device, threads)
+    _prepare(device, threads, steps)
     from syncline.bench.recorder import run as bench
     from syncline.bench.recorder.rows import console_table
 
@@ -220,10 +220,12 @@ def _codec_names(text: str | None) -> list[str] | None:
     return names
 
 
-def _prepare_torch(device: str, threads: int | None) -> Any:
-    """The torch device of this name, checked; this process then uses as many threads as asked."""
+def _prepare(device: str, threads: int | None, steps: int | None = None) -> Any:
+    """Check the options that several benchmarks share, set the number of threads; returns the torch device."""
     import torch
 
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {steps}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UsageError(f"device '{device}' is not available: use --device cpu")
     if threads:

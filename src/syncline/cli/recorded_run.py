@@ -13,6 +13,7 @@ from syncline.plan.predict import built
 from syncline.plan.run_files import COSTS, Recorded, load_recorded
 from syncline.plan.table import Plan
 from syncline.plan.whatif import TargetNetwork, choose, outcome, recorded
+from syncline.report.figures import text_table
 from syncline.results import file as results_file
 from syncline.results.file import numbers
 
@@ -170,15 +171,13 @@ def alternatives(choice: Choice) -> list[dict[str, Any]]:
 
 
 def alternatives_text(choice: Choice) -> str:
-    """The alternatives as aligned lines; a star marks the choice."""
-    rows = alternatives(choice)
-    width = max(len(row["name"]) for row in rows)
+    """The alternatives as a table; a star marks the choice."""
     chosen = choice.plan.about.get("chosen")
-    return "\n".join(
-        f"{'*' if row['name'] == chosen else ' '} {row['name'].ljust(width)}  {row['predicted_ms']:10.1f} ms"
-        f"  {row['launches']:4d} launches"
-        for row in rows
-    )
+    rows = [
+        ("*" if row["name"] == chosen else "", row["name"], f"{row['predicted_ms']:.1f} ms", str(row["launches"]))
+        for row in alternatives(choice)
+    ]
+    return text_table(("", "codecs", "step", "launches"), rows, left=(0, 1))
 
 
 def _folder(path: Path) -> Path:

@@ -10,6 +10,7 @@ from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
 from syncline.errors import UsageError
+from syncline.report.figures import text_table
 
 if TYPE_CHECKING:
     from syncline.cli.recorded_run import RecordedRun
@@ -128,7 +129,6 @@ def _sweep(
     found: "RecordedRun", nodes: int | None, bandwidth: str | None, compress: str | None
 ) -> tuple[dict[str, Any], str]:
     """All pairs of nodes and bandwidths (one of either if it is given), as plain data and as text."""
-    from syncline.bench.output import text_table
     from syncline.files import write_text
     from syncline.plan.planner import ALWAYS
     from syncline.plan.whatif import stops_paying, sweep
@@ -160,18 +160,16 @@ def _sweep(
         {"nodes": ranks // found.per_node, "below": None if rate is None else rate / bytes_per_bit}
         for ranks, rate in stops_paying(cells).items()
     ]
+    table = Table(_HEADINGS, [_cells(row) for row in rows])
     plot = found.folder / PLOT
     title = f"Step time over bandwidth: {record.strategy}, measured on {record.costs.world} ranks"
     try:
-        write_text(sweep_page(rows, pays, Table(_HEADINGS, list(map(_cells, rows))), title=title), plot)
+        write_text(sweep_page(rows, pays, table, title=title), plot)
     except OSError as error:
         raise UsageError(f"cannot write {plot}: {error.strerror}; copy the run to a folder of yours") from None
-    text = [
-        text_table(_HEADINGS, list(map(_cells, rows))),
-        _where_it_pays(pays, rows[-1]["bandwidth"]),
-        f"plot: {plot}",
-    ]
-    return {"rows": rows, "pays": pays, "plot": str(plot)}, "\n".join(text)
+    shown = text_table(table.headings, table.rows, left=(5, 6))
+    text = "\n".join([shown, _where_it_pays(pays, rows[-1]["bandwidth"]), f"plot: {plot}"])
+    return {"rows": rows, "pays": pays, "plot": str(plot)}, text
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

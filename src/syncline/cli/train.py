@@ -25,7 +25,7 @@ def train(
     batch: session.Batch = None,
     seed: session.Seed = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between checkpoints, for --resume; one more is written at the end.")
+        int | None, typer.Option(help="Steps between checkpoints, for --resume; one more is written at the end.")
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run in this folder, from its newest checkpoint or the one named.")
@@ -39,8 +39,10 @@ def train(
     options = locals()
     if resume is not None and out is not None:
         raise UsageError("--resume continues in the run's own folder: leave --out out")
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise UsageError(f"--checkpoint-every must be at least 1, not {checkpoint_every}")
     if strategy is not None or resume is None:
-        options["strategies"] = [strategy or "ddp"]
+        options["strategies"] = ["ddp" if strategy is None else strategy]
     config = session.resolve(options).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:
         raise UsageError("train takes one strategy: use compare for several")

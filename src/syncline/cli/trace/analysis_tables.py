@@ -9,7 +9,7 @@ from rich.text import Text
 
 from syncline.report.figures import bandwidth, one_line, percent, plural, printable, size
 from syncline.report.scaling import StartUp
-from syncline.report.tables import new_table, scaling, show
+from syncline.report.tables import scaling, show, simple_table
 from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
 from syncline.trace.analysis.critical_path import PathSegment
@@ -49,7 +49,7 @@ def print_runs(
 ) -> None:
     """Print one row per run, each run's verdict, how the strategies scale, and what is missing."""
     phases = _seen(analysis.breakdown for analysis in found.values()) if console.width >= _WIDE else []
-    table = new_table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
+    table = simple_table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
     for name, analysis in found.items():
         shares = [percent(analysis.breakdown[phase]) for phase in phases]
         table.add_row(
@@ -99,7 +99,7 @@ def _sentence(finding: Finding) -> str:
 
 def _breakdown(analysis: Analysis) -> Table:
     phases = _seen([analysis.breakdown])
-    table = new_table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
+    table = simple_table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
     for rank in analysis.ranks[:_MOST_RANKS]:
         table.add_row(str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases))
     if len(analysis.ranks) > _MOST_RANKS:
@@ -111,7 +111,7 @@ def _breakdown(analysis: Analysis) -> Table:
 def _breakdown_by_phase(analysis: Analysis) -> Table:
     """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
     shown = analysis.ranks[:3]
-    table = new_table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
+    table = simple_table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
     for phase in _seen([analysis.breakdown]):
         ms = [_ms(rank.breakdown_ms[phase]) for rank in shown]
         table.add_row(_long(phase), *ms, percent(analysis.breakdown[phase]))
@@ -156,7 +156,7 @@ def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
     units = analysis.units
     title = f"units by exposed time ({min(top, len(units))} of {len(units)}), ms from the step's start"
     more = ("ready", "wait", "Mbit/s") if wide else ()
-    table = new_table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
+    table = simple_table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
     for unit in units[:top]:
         repeats = f" x{unit.count:.3g}" if unit.count > 1.01 else ""
         bytes_text = size(unit.bytes) if unit.bytes else "-"

@@ -34,11 +34,13 @@ def analyze(
     ],
     steps: Annotated[str, typer.Option(help="Only these steps: 10:20 is 10 to 19, 10: all from 10 on.")] = "",
     run: Annotated[str | None, typer.Option(help="One run of a folder that holds several.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of units and of parts of the critical path to show.")] = 10,
+    top: Annotated[int, typer.Option(help="Number of units and of parts of the critical path to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print the analysis as JSON and nothing else.")] = False,
 ) -> None:
     """Analyse a trace: the verdict, then the breakdown, late ranks, units, start-up, critical path and bound."""
     chosen = parse_steps(steps)
+    if top < 1:
+        raise UsageError(f"--top must be at least 1, not {top}")
     console = Console(highlight=False, emoji=False)
     several = several_runs(path) if run is None else []
     if not several:

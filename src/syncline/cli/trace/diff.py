@@ -2,17 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
-from syncline.report.figures import one_line, plural
+from syncline.report.figures import NONE, one_line, percent, plural, text_table
 from syncline.trace.analysis.diff import Change, Diff, Side, side
 from syncline.trace.analysis.diff import diff as compare
 from syncline.trace.formats.load import TRACE, load
+
+_UNIT_KEYS = ("a_exposed_ms", "b_exposed_ms", "a_transfer_ms", "b_transfer_ms")
 
 app = new_app()
 
@@ -60,56 +62,41 @@ def _side(path: Path) -> Side:
 
 
 def _text(told: Diff) -> str:
-    lines = [_head("A", told.a), _head("B", told.b)]
+    sides = {"A": told.a, "B": told.b}
+    lines = [_head(name, one) for name, one in sides.items()]
     lines += [f"note: {text}" for text in told.notes]
-    for name, one in (("A", told.a), ("B", told.b)):
-        lines += [f"note: {name}: {text}" for text in one.analysis.notes]
-    lines += ["", f"{'ms per step':<18}{'A':>10}{'B':>10}{'B - A':>10}  {'95% interval':<20}{'B / A':>7}"]
-    rows = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
-    there = {name: change for name, change in rows.items() if change.a_ms or change.b_ms}
-    lines += [_row(name.replace("_", " "), change) for name, change in there.items()]
-    lines += ["", *_others(told), *_units(told), "", told.sentence]
-    return "\n".join(lines)
+    lines += [f"note: {name}: {text}" for name, one in sides.items() for text in one.told.notes]
+    changes = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
+    rows = [_cells(name, change) for name, change in changes.items() if change.a_ms or change.b_ms]
+    lines += ["", text_table(("ms per step", "A", "B", "B - A", "95% interval", "B / A", ""), rows, left=(0, 6)), ""]
+    pairs = {
+        "communication hidden": [percent(one.told.communication) for one in sides.values()],
+        "compression hidden": [percent(one.told.compression) for one in sides.values()],
+        "MB a step": [f"{one.bytes / 1e6:.2f}" for one in sides.values()],
+    }
+    known = [[name, *figures] for name, figures in pairs.items() if figures != [NONE, NONE]]
+    lines += [text_table(("", *sides), known), ""]
+    if told.units:
+        units = [
+            [one_line(f"{row['name']} {row['unit']}"), *(_ms(row[key]) for key in _UNIT_KEYS)] for row in told.units
+        ]
+        headings = ("units that changed most, ms per step", "exposed A", "B", "transfer A", "B")
+        lines += [text_table(headings, units), ""]
+    return "\n".join([*lines, told.sentence])
 
 
 def _head(name: str, one: Side) -> str:
-    told = one.analysis
-    ranks = plural(told.world_size, "rank")
-    return f"{name}: {one.source} ({told.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
+    ranks = plural(one.told.world_size, "rank")
+    return f"{name}: {one.source} ({one.told.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
 
 
-def _row(name: str, change: Change) -> str:
-    between = "-" if change.interval_ms is None else f"{change.interval_ms[0]:+.2f} to {change.interval_ms[1]:+.2f}"
-    ratio = "-" if change.ratio is None else f"{change.ratio:.2f}"
-    mark = "" if not change.significant else "  slower" if change.difference_ms > 0 else "  faster"
-    figures = f"{change.a_ms:10.2f}{change.b_ms:10.2f}{change.difference_ms:+10.2f}"
-    return f"{name:<18}{figures}  {between:<20}{ratio:>7}{mark}"
+def _cells(name: str, change: Change) -> list[str]:
+    between = NONE if change.interval_ms is None else "{:+.2f} to {:+.2f}".format(*change.interval_ms)
+    ratio = NONE if change.ratio is None else f"{change.ratio:.2f}"
+    mark = "" if not change.significant else "slower" if change.difference_ms > 0 else "faster"
+    difference = f"{change.difference_ms:+.2f}"
+    return [name.replace("_", " "), _ms(change.a_ms), _ms(change.b_ms), difference, between, ratio, mark]
 
 
-def _others(told: Diff) -> list[str]:
-    rows: list[tuple[str, Any, Any, str]] = [
-        ("communication hidden", told.a.analysis.communication, told.b.analysis.communication, "{:.0%}"),
-        ("compression hidden", told.a.analysis.compression, told.b.analysis.compression, "{:.0%}"),
-        ("MB a step", told.a.bytes / 1e6, told.b.bytes / 1e6, "{:.2f}"),
-    ]
-    return [
-        f"{name:<22}" + "".join(f"{'-' if value is None else form.format(value):>10}" for value in (left, right))
-        for name, left, right, form in rows
-        if left is not None or right is not None
-    ]
-
-
-def _units(told: Diff) -> list[str]:
-    if not told.units:
-        return []
-    labels = [one_line(f"{row['name']} {row['unit']}") for row in told.units]
-    width = max(map(len, labels))
-    lines = [
-        "",
-        f"{'units that changed most, ms per step'.ljust(width)}  {'exposed A':>10}{'B':>9}{'transfer A':>12}{'B':>9}",
-    ]
-    for row, label in zip(told.units, labels, strict=True):
-        cells = ["-" if row[key] is None else f"{row[key]:.2f}"
-                 for key in ("a_exposed_ms", "b_exposed_ms", "a_transfer_ms", "b_transfer_ms")]  # fmt: skip
-        lines.append(f"{label.ljust(max(width, 33))}  {cells[0]:>10}{cells[1]:>9}{cells[2]:>12}{cells[3]:>9}")
-    return lines
+def _ms(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"

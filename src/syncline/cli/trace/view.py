@@ -44,7 +44,7 @@ def view(
     serving: Annotated[
         bool, typer.Option("--serve", help="Serve the page on 127.0.0.1 until Ctrl-C instead of writing it.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(help="With --serve: the port; 0 takes a free one.")] = 0,
     opening: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Show a trace as an interactive timeline, with the verdict and the breakdown of each step."""
@@ -52,6 +52,8 @@ def view(
         raise UsageError("--serve writes no file: leave out -o")
     if port and not serving:
         raise UsageError("--port is for --serve: add it")
+    if not 0 <= port < 65536:
+        raise UsageError(f"--port must be 0 to 65535, not {port}")
     if out is not None and out.is_dir():
         raise UsageError(f"-o {out} is a folder: name a file in it")
     chosen = parse_steps(steps)
