@@ -50,7 +50,7 @@ def test_a_row_a_rank_that_fits(width, colours):
     assert len(lines) == 4, lines
     assert max(map(len, lines)) <= width
     assert "exchange" in lines[0]
-    assert lines[1].split()[:3] == ["ms", "a", "step"]
+    assert lines[1].split()[:3] == ["ms", "per", "step"]
     assert lines[3].startswith("rank 1")
     for figure in ("5467.9", "1234.5", "2000.0", "2100.0", *(("100.0", "30.0", "3.0") if width >= 80 else ())):
         assert figure in lines[3]
@@ -197,7 +197,7 @@ def test_a_terminal_shows_the_table(tmp_path):
     text = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).replace("\r", "\n")
     lines = [line for line in text.split("\n") if line.strip()]
-    assert any(line.startswith("ms a step") and "forward" in line and "and wait" in line for line in lines), lines
+    assert any(line.startswith("ms per step") and "forward" in line and "and wait" in line for line in lines), lines
     for rank in ("rank 0", "rank 1"):
         rows = [line for line in lines if line.startswith(rank) and re.search(r"\d\.\d", line)]
         assert rows, lines

@@ -49,7 +49,7 @@ def invoke(tmp_path, monkeypatch, capfd):
 def test_exit_codes_for_a_gate(invoke):
     slower = invoke("trace", "diff", "a", "b")
     assert slower.code == 1
-    for word in ("exposed exchange", "95% interval", "B is slower", "MB a step", "all-reduce a", "(ddp, 2 ranks,"):
+    for word in ("exposed exchange", "95% interval", "B is slower", "MB per step", "all-reduce a", "(ddp, 2 ranks,"):
         assert word in slower.out
     assert "exposed encode" not in slower.out, "what neither has"
     assert invoke("trace", "diff", "a", "b", "--threshold", "50%").code == 0

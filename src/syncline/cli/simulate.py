@@ -114,7 +114,7 @@ def _one_network(
         "plan": r.plan_facts(choice.plan),
     }
     lines = [
-        f"{r.network_text(network)}: {choice.step * 1e3:.1f} ms a step with {facts['chosen']}",
+        f"{r.network_text(network)}: {choice.step * 1e3:.1f} ms per step with {facts['chosen']}",
         r.alternatives_text(choice),
         "the same plan with",
         f"  twice the bandwidth   {what_if['double_bandwidth_ms']:10.1f} ms",

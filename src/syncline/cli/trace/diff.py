@@ -36,14 +36,14 @@ def diff(
     the traces cannot be read or hold too few steps to tell.
     """
     share = _share(threshold)
-    told = compare(_side(a), _side(b), threshold=share)
+    result = compare(_side(a), _side(b), threshold=share)
     if as_json:
-        print_json(told.as_json())
+        print_json(result.as_json())
     else:
-        say(_text(told))
-        if told.kind == "unknown":
-            print(f"syncline: {told.sentence}", file=sys.stderr)
-    raise typer.Exit(told.exit_code)
+        say(_text(result))
+        if result.kind == "unknown":
+            print(f"syncline: {result.sentence}", file=sys.stderr)
+    raise typer.Exit(result.exit_code)
 
 
 def _share(text: str) -> float:
@@ -61,33 +61,33 @@ def _side(path: Path) -> Side:
     return side(trace, source=str(trace.path))
 
 
-def _text(told: Diff) -> str:
-    sides = {"A": told.a, "B": told.b}
+def _text(result: Diff) -> str:
+    sides = {"A": result.a, "B": result.b}
     lines = [_head(name, one) for name, one in sides.items()]
-    lines += [f"note: {text}" for text in told.notes]
-    lines += [f"note: {name}: {text}" for name, one in sides.items() for text in one.told.notes]
-    changes = {"step": told.step, "with slow steps": told.slow_steps, **told.phases}
+    lines += [f"note: {text}" for text in result.notes]
+    lines += [f"note: {name}: {text}" for name, one in sides.items() for text in one.analysis.notes]
+    changes = {"step": result.step, "with slow steps": result.slow_steps, **result.phases}
     rows = [_cells(name, change) for name, change in changes.items() if change.a_ms or change.b_ms]
     lines += ["", text_table(("ms per step", "A", "B", "B - A", "95% interval", "B / A", ""), rows, left=(0, 6)), ""]
     pairs = {
-        "communication hidden": [percent(one.told.communication) for one in sides.values()],
-        "compression hidden": [percent(one.told.compression) for one in sides.values()],
-        "MB a step": [f"{one.bytes / 1e6:.2f}" for one in sides.values()],
+        "communication hidden": [percent(one.analysis.communication) for one in sides.values()],
+        "compression hidden": [percent(one.analysis.compression) for one in sides.values()],
+        "MB per step": [f"{one.bytes / 1e6:.2f}" for one in sides.values()],
     }
     known = [[name, *figures] for name, figures in pairs.items() if figures != [NONE, NONE]]
     lines += [text_table(("", *sides), known), ""]
-    if told.units:
+    if result.units:
         units = [
-            [one_line(f"{row['name']} {row['unit']}"), *(_ms(row[key]) for key in _UNIT_KEYS)] for row in told.units
+            [one_line(f"{row['name']} {row['unit']}"), *(_ms(row[key]) for key in _UNIT_KEYS)] for row in result.units
         ]
         headings = ("units that changed most, ms per step", "exposed A", "B", "transfer A", "B")
         lines += [text_table(headings, units), ""]
-    return "\n".join([*lines, told.sentence])
+    return "\n".join([*lines, result.sentence])
 
 
 def _head(name: str, one: Side) -> str:
-    ranks = plural(one.told.world_size, "rank")
-    return f"{name}: {one.source} ({one.told.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
+    ranks = plural(one.analysis.world_size, "rank")
+    return f"{name}: {one.source} ({one.analysis.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
 
 
 def _cells(name: str, change: Change) -> list[str]:
