@@ -38,16 +38,16 @@ class Side:
 
     def as_json(self) -> dict[str, Any]:
         """As in `Diff.as_json`."""
-        told = self.analysis
+        analysis = self.analysis
         return {
             "source": self.source,
-            "strategy": told.strategy,
-            "world_size": told.world_size,
+            "strategy": analysis.strategy,
+            "world_size": analysis.world_size,
             "steps": {"first": self.steps[0], "last": self.steps[-1], "count": len(self.steps)},
             "step_ms": median_mean_p95([row[0] for row in self.rows]),
-            "overlap": {"communication": told.communication, "compression": told.compression},
+            "overlap": {"communication": analysis.communication, "compression": analysis.compression},
             "bytes_per_step": self.bytes,
-            "notes": list(told.notes),
+            "notes": list(analysis.notes),
         }
 
 

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from syncline.trace.formats.chrome_events import Event, micros, names, slots
 from syncline.trace.merge.exchanges import Exchange
@@ -15,7 +15,8 @@ from syncline.trace.merge.merge import Trace
 from syncline.trace.span import BLOCKED, STEP, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"
-_TENSOR_LANES = frozenset({"encode", "exchange", "decode", "wait"})
+_EXCHANGE_LANES = ("exchange", "wait")
+_TENSOR_LANES = frozenset({"encode", "decode", *_EXCHANGE_LANES})
 _CYCLES = 0  # the row for marks that belong to no tensor
 _Operation = tuple[str, int, str]  # unit, step, Horovod's name of the operation
 
@@ -78,31 +79,27 @@ def operation(name: str) -> str:
 def _phases(spans: Sequence[Span], backend: str) -> list[_Phase]:
     """The phases of a tensor on one rank, in the order of their starts."""
     found: list[_Phase] = []
-    for _, course in groupby(sorted(spans, key=lambda s: s.step), key=lambda s: s.step):
-        found += _course(list(course), backend)
+    for _, of_step in groupby(sorted(spans, key=lambda s: s.step), key=lambda s: s.step):
+        found += _phases_of_step(list(of_step), backend)
     return sorted(found, key=lambda phase: (phase.start, phase.end))
 
 
-def _course(spans: Sequence[Span], backend: str) -> list[_Phase]:
-    exchanges = [span.name for span in spans if span.lane in ("exchange", "wait")]
+def _phases_of_step(spans: Sequence[Span], backend: str) -> list[_Phase]:
+    exchanges = [span.name for span in spans if span.lane in _EXCHANGE_LANES]
     # A copy belongs to the exchange after it, else to the one before it.
     outer = operation(exchanges[0]) if exchanges else operation("")
     found = []
-    for i, span in enumerate(spans):
+    for span, following in zip_longest(spans, spans[1:]):
         args = {"step": span.step}
-        if span.lane in ("exchange", "wait"):
+        if span.lane in _EXCHANGE_LANES:
             outer = operation(span.name)
-        if span.lane == "wait":
-            found.append(_Phase(span.start, span.end, f"NEGOTIATE_{outer}", "", span.step, args))
-        elif span.lane == "exchange":
-            args["bytes"] = span.bytes
-            found.append(_Phase(span.start, span.end, f"{backend}_{outer}", outer, span.step, args))
-        else:
-            name = PACK if span.lane == "encode" else UNPACK
-            found.append(_Phase(span.start, span.end, name, outer, span.step, args))
-        follows = next((s for s in spans[i + 1 : i + 2] if s.lane in ("exchange", "wait")), None)
-        if span.lane == "encode" and follows is not None and follows.start > span.end:
-            found.append(_Phase(span.end, follows.start, QUEUE, outer, span.step, {"step": span.step}))
+        name = {"wait": f"NEGOTIATE_{outer}", "exchange": f"{backend}_{outer}", "encode": PACK, "decode": UNPACK}
+        more = {"bytes": span.bytes} if span.lane == "exchange" else {}
+        around = "" if span.lane == "wait" else outer
+        found.append(_Phase(span.start, span.end, name[span.lane], around, span.step, args | more))
+        queues = span.lane == "encode" and following is not None and following.lane in _EXCHANGE_LANES
+        if queues and following.start > span.end:
+            found.append(_Phase(span.end, following.start, QUEUE, outer, span.step, args))
     return found
 
 

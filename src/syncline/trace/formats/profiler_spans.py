@@ -180,13 +180,13 @@ def _joined(intervals: Iterable[Interval], gap: int) -> list[Interval]:
 
 def _without(intervals: list[Interval], holes: Iterable[tuple[int, int]]) -> list[Interval]:
     """The intervals of one thread with the holes removed."""
-    apart = _joined([Interval(start, end, "") for start, end in sorted(holes)], 0)
+    separate = _joined([Interval(start, end, "") for start, end in sorted(holes)], 0)
     result: list[Interval] = []
-    ends = [hole.end for hole in apart]
+    ends = [hole.end for hole in separate]
     for interval in intervals:
         at = interval.start
-        for place in range(bisect_right(ends, interval.start), len(apart)):
-            hole = apart[place]
+        for place in range(bisect_right(ends, interval.start), len(separate)):
+            hole = separate[place]
             if hole.start >= interval.end:
                 break
             if hole.start > at:

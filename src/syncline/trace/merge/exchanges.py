@@ -139,7 +139,7 @@ def _members(spans: Sequence[Span]) -> Iterator[tuple[_Key, Member]]:
 
 
 def _split(member: Member, members: Sequence[Member], pieces: dict[int, tuple[Span, Span]]) -> Member:
-    """The member with its wait for the last rank split off; `pieces` remembers what became of its span."""
+    """The member with its wait for the last rank split off; `pieces` gets the two parts of its span."""
     span = member.transfer
     if span is None or member.wait is not None:
         return member
