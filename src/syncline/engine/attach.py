@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from syncline._compat import is_dtensor
-from syncline.engine.process_groups import Groups, parent_group, timeout_of
+from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.engine.sync import Sync
 from syncline.engine.tuning.choose import allowed_codecs
 from syncline.errors import UsageError
@@ -26,7 +24,7 @@ def attach(
     compress: str | None = None,
     plan: Plan | str | Path | None = None,
     exchange: str | None = None,
-    process_group: dist.ProcessGroup | DeviceMesh | None = None,
+    process_group: GroupLike = None,
     buffers: bool = True,
     update: str | None = None,
     timeout: float | None = None,

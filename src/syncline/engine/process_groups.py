@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from syncline._compat import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
 
+GroupLike = dist.ProcessGroup | DeviceMesh | None
+"""The ranks that take part, as users give them."""
+
 _Pool = weakref.WeakKeyDictionary[Any, dict[float, list[dist.ProcessGroup]]]
 _free: _Pool = weakref.WeakKeyDictionary()
 _free_slim: _Pool = weakref.WeakKeyDictionary()
@@ -27,7 +30,7 @@ SLIM_BYTES_PER_S = 1.5e9
 """On a slower link one NCCL channel is enough. Each channel takes a share of the GPU while messages are sent."""
 
 
-def parent_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+def parent_group(given: GroupLike) -> dist.ProcessGroup:
     """The process group for a group, a one-dimensional DeviceMesh, or None (all ranks)."""
     if not dist.is_available() or not dist.is_initialized():
         raise UsageError(

@@ -6,7 +6,6 @@ pass is known when the last one has come.
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from syncline.engine.executors.threads import ThreadExecutor
 from syncline.engine.health.errors import PeerMonitor
 from syncline.engine.launch.batches import count_rounds, launch_batches
 from syncline.engine.launch.units import UnitRun
-from syncline.engine.process_groups import Groups, parent_group, timeout_of
+from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.errors import UsageError
 from syncline.trace.record.recorder import Recorder, process_recorder
 
@@ -86,7 +85,7 @@ class _BucketStreams(StreamExecutor):
 class BucketExchange:
     """Process groups, links and the executor for one model's buckets; `step` counts backward passes."""
 
-    def __init__(self, spec: str, *, pattern: str | None, process_group: Any, seed: int) -> None:
+    def __init__(self, spec: str, *, pattern: str | None, process_group: GroupLike, seed: int) -> None:
         self.codec = codecs.build(spec)
         self.pattern = str(exchange.check(self.codec, pattern or exchange.legal(self.codec)[0]))
         parent = parent_group(process_group)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from syncline._compat import ddp_ignored, on_every_step
 from syncline.engine.attach import attach
@@ -45,7 +47,7 @@ class DistributedDataParallel(nn.Module):
         dim: int = 0,
         broadcast_buffers: bool | None = True,
         init_sync: bool = True,
-        process_group: Any = None,
+        process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
@@ -54,7 +56,7 @@ class DistributedDataParallel(nn.Module):
         delay_all_reduce_named_params: Any = None,
         param_to_hook_all_reduce: Any = None,
         mixed_precision: Any = None,
-        device_mesh: Any = None,
+        device_mesh: DeviceMesh | None = None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list: Any = None,
         batched_grad_copy: bool = False,
