@@ -38,8 +38,8 @@ def ddp_hook(
     return HookState(spec, exchange=exchange, process_group=process_group, seed=seed), hook
 
 
-def hook(state: "HookState", bucket: GradBucket) -> "Future[Tensor]":
-    """DDP calls this with every bucket."""
+def hook(state: "HookState", bucket: GradBucket) -> Future[Tensor]:
+    """DDP calls this with every bucket. It reads the annotations, so those must not be strings."""
     return state.average(bucket)
 
 
