@@ -15,7 +15,6 @@ from typing import (
     NotRequired,
     Required,
     TypedDict,
-    Union,
     cast,
     get_args,
     get_origin,
@@ -193,7 +192,7 @@ def validate(content: Any, *, name: str = "these results") -> Results:
 
 def _check(value: Any, kind: Any, path: str) -> None:
     """Raise `_Wrong` where `value`, found at `path`, does not match the type `kind`."""
-    allowed = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    allowed = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     matching = next((one for one in allowed if _matches(value, one)), None)
     if matching is None:
         expected = " or ".join(_expected(one) for one in allowed)

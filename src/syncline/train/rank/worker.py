@@ -98,8 +98,16 @@ def run_rank(
         synchronised_bytes = 0 if strategy.alone else total_bytes(shapes, element)
         steps = train.steps or len(workload.train) // train.batch
         if rank < run.workers:
-            training = _Training(assignment, strategy, workload, context, device, steps, synchronised_bytes)
-            outcome = training.run(progress, gate) | {"buffer_divergence": _buffer_divergence(workload, context)}
+            log = StepLog(
+                assignment.folder / f"rank{rank}.steps.jsonl",
+                recorder,
+                batch=train.batch,
+                phases=len(workload.phases),
+                synchronised_bytes=synchronised_bytes,
+                progress=progress,
+            )
+            outcome = _train(assignment, workload, context, log, device=device, steps=steps, gate=gate)
+            outcome["buffer_divergence"] = _buffer_divergence(workload, context)
             shift = 0
         else:
             outcome = _serve(assignment, strategy, trainable, context, steps=train.epochs * steps)
@@ -129,86 +137,63 @@ def run_rank(
         )
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The training of a worker rank."""
-
-    assignment: Assignment
-    strategy: Strategy
-    workload: Workload
-    context: Context
-    device: torch.device
-    steps: int
-    """Steps per epoch."""
-    synchronised_bytes: int
-
-    def run(self, progress: Progress, gate: Gate | None) -> dict[str, Any]:
-        """Train all epochs; returns fields of the `RankRecord`."""
-        train, folder, rank = self.assignment.run.train, self.assignment.folder, self.context.rank
-        with ExitStack() as stack:
-            optimizers, synchronisers = [], []
-            for phase in self.workload.phases:
-                optimizer = load_optimizer(train.optimizer or phase.optimizer, phase.module.parameters())
-                synchroniser = self.strategy.attach(phase.module, self.context, optimizer)
-                stack.callback(synchroniser.close)
-                synchronisers.append(synchroniser)
-                optimizers.append(synchroniser.optimizer or optimizer)
-            snapshots = Snapshots(
-                folder=folder.absolute().parent.parent / CHECKPOINTS,
-                strategy=self.assignment.run.strategy,
-                train=train,
-                steps=self.steps,
-                context=self.context,
-                device=self.device,
-                phases=self.workload.phases,
-                synchronisers=synchronisers,
-                optimizers=optimizers,
-            )
-            log = StepLog(
-                folder / f"rank{rank}.steps.jsonl",
-                self.context.recorder,
-                batch=train.batch,
-                phases=len(synchronisers),
-                synchronised_bytes=self.synchronised_bytes,
-                progress=progress,
-            )
-            loop = Loop(
-                workload=self.workload,
-                synchronisers=synchronisers,
-                optimizers=optimizers,
-                sampler=Sampler(
-                    len(self.workload.train),
-                    batch=train.batch,
-                    seed=train.seed,
-                    rank=rank,
-                    workers=self.context.workers,
-                ),
-                recorder=self.context.recorder,
-                device=self.device,
-                log=log,
-                epochs=train.epochs,
-                steps=self.steps,
-                test_samples=train.test_samples,
-                count_network=self.assignment.count_network,
-                checkpoint_every=train.checkpoint_every,
-                checkpoint=snapshots.save,
-                gate=gate,
-            )
-            history = self._restore(loop, snapshots)
-            network = loop.run(history)
-            if rank == 0:
-                keep_plans(synchronisers, folder, strategy=self.assignment.run.strategy)
-            return {"history": history, "network": network, "prediction_ms": predicted_ms(synchronisers)}
-
-    def _restore(self, loop: Loop, snapshots: Snapshots) -> History:
-        resume = self.assignment.resume
-        if resume is None:
-            return History()
-        loop.rehearse(resume.step)
-        history = snapshots.restore(resume.checkpoint)
-        rank, workers = self.context.rank, self.context.workers
-        cut_logs(self.assignment.folder, rank=rank, workers=workers, after=resume.step)
-        return history
+def _train(
+    assignment: Assignment,
+    workload: Workload,
+    context: Context,
+    log: StepLog,
+    *,
+    device: torch.device,
+    steps: int,
+    gate: Gate | None,
+) -> dict[str, Any]:
+    """Train all epochs of `steps` steps; returns fields of the `RankRecord`."""
+    run, folder, train = assignment.run, assignment.folder, assignment.run.train
+    rank, workers, strategy = context.rank, context.workers, load(run.strategy)
+    with ExitStack() as stack:
+        optimizers, synchronisers = [], []
+        for phase in workload.phases:
+            optimizer = load_optimizer(train.optimizer or phase.optimizer, phase.module.parameters())
+            synchroniser = strategy.attach(phase.module, context, optimizer)
+            stack.callback(synchroniser.close)
+            synchronisers.append(synchroniser)
+            optimizers.append(synchroniser.optimizer or optimizer)
+        snapshots = Snapshots(
+            folder=folder.absolute().parent.parent / CHECKPOINTS,
+            strategy=run.strategy,
+            train=train,
+            steps=steps,
+            context=context,
+            device=device,
+            phases=workload.phases,
+            synchronisers=synchronisers,
+            optimizers=optimizers,
+        )
+        loop = Loop(
+            workload=workload,
+            synchronisers=synchronisers,
+            optimizers=optimizers,
+            sampler=Sampler(len(workload.train), batch=train.batch, seed=train.seed, rank=rank, workers=workers),
+            recorder=context.recorder,
+            device=device,
+            log=log,
+            epochs=train.epochs,
+            steps=steps,
+            test_samples=train.test_samples,
+            count_network=assignment.count_network,
+            checkpoint_every=train.checkpoint_every,
+            checkpoint=snapshots.save,
+            gate=gate,
+        )
+        history = History()
+        if assignment.resume is not None:
+            loop.rehearse(assignment.first_step)
+            history = snapshots.restore(assignment.resume.checkpoint)
+            cut_logs(folder, rank=rank, workers=workers, after=assignment.first_step)
+        network = loop.run(history)
+        if rank == 0:
+            keep_plans(synchronisers, folder, strategy=run.strategy)
+        return {"history": history, "network": network, "prediction_ms": predicted_ms(synchronisers)}
 
 
 def _serve(

@@ -1,18 +1,8 @@
 """`all-reduce`: after the backward pass, one collective per parameter, one after the other."""
 
-from collections.abc import Sequence
-
-import torch
 import torch.distributed as dist
 
-from syncline.train.strategies.base import (
-    Strategy,
-    Synchroniser,
-    Traffic,
-    ring_traffic,
-    strategy,
-    total_bytes,
-)
+from syncline.train.strategies.base import RingTrafficStrategy, Synchroniser, strategy
 
 
 class _AllReduce(Synchroniser):
@@ -24,11 +14,7 @@ class _AllReduce(Synchroniser):
 
 
 @strategy("all-reduce")
-class AllReduce(Strategy):
+class AllReduce(RingTrafficStrategy):
     """Part 2b of the course: `dist.all_reduce` of each gradient, nothing hidden behind compute."""
 
     synchroniser = _AllReduce
-    formula = "2(N-1)/N*S"
-
-    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
-        return ring_traffic(total_bytes(shapes, element), workers)

@@ -118,6 +118,15 @@ class Strategy:
         raise AssertionError("this strategy has no aggregator ranks")
 
 
+class RingTrafficStrategy(Strategy):
+    """A strategy that sends as much as a ring all-reduce of the gradients."""
+
+    formula = "2(N-1)/N*S"
+
+    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
+        return ring_traffic(total_bytes(shapes, element), workers)
+
+
 def strategy(name: str) -> Callable[[_S], _S]:
     """Register a strategy class under `name`."""
 

@@ -1,21 +1,10 @@
 """`ring`: an all-reduce made of send and receive, with N-1 hops that add and N-1 hops that spread the sums."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline.train.strategies.base import (
-    Strategy,
-    Synchroniser,
-    Traffic,
-    flatten,
-    ring_traffic,
-    strategy,
-    total_bytes,
-    unflatten,
-)
+from syncline.train.strategies.base import RingTrafficStrategy, Synchroniser, flatten, strategy, unflatten
 
 
 class _Ring(Synchroniser):
@@ -48,11 +37,7 @@ class _Ring(Synchroniser):
 
 
 @strategy("ring")
-class Ring(Strategy):
+class Ring(RingTrafficStrategy):
     """All gradients as one flat tensor around a ring of ranks."""
 
     synchroniser = _Ring
-    formula = "2(N-1)/N*S"
-
-    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
-        return ring_traffic(total_bytes(shapes, element), workers)
