@@ -212,7 +212,7 @@ def test_another_world_size_goes_on_with_the_whole_curve(workers, copy, finished
     assert [epoch["epoch"] for epoch in entry["epochs"]] == [1, 2]
     text = " ".join(results(copy)["warnings"])
     assert f"on 2 ranks, now {workers}" in text
-    assert ("its error feedback, if any, is not carried over" in text) == (workers == 1)
+    assert ("its error feedback, if any, is not kept" in text) == (workers == 1)
     assert len(_files(copy, 2 * STEPS)) == workers
 
 
@@ -312,7 +312,7 @@ def test_no_checkpoint_there(copy, invoke, tmp_path):
     code, err = invoke("train", "--resume", "run")
     assert (code, "there is no checkpoint in" in err) == (2, True), err
     code, err = invoke("train", "--resume", tmp_path)
-    assert (code, "is no run folder" in err) == (2, True), err
+    assert (code, "is not a run folder" in err) == (2, True), err
     (copy / "config.json").write_text("{")
     code, err = invoke("train", "--resume", "run")
     assert (code, "it is not JSON" in err) == (2, True), err
