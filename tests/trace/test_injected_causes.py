@@ -97,7 +97,7 @@ def test_500_tiny_tensors_one_by_one_are_latency_bound():
     def measure():
         slow, _ = analysis(job, 2)
         quick, _ = analysis(replace(job, sizes=(16 * 500,)), 2)
-        assert slow.wire.messages == 500
+        assert slow.network.messages == 500
         assert first(slow).kind == "latency-bound"
         assert "500 messages of 64 B" in first(slow).sentence
         assert finding(quick, "latency-bound") is None
@@ -156,11 +156,11 @@ def test_a_link_of_100_mbit_is_bandwidth_bound(tmp_path: Path):
 
     def measure():
         slow, quick = trained("100Mbit"), trained("5Gbit")
-        assert slow.wire.link == 100e6
-        assert slow.wire.busy_ms > 2 * quick.wire.busy_ms, "the link is shaped"
+        assert slow.network.link == 100e6
+        assert slow.network.busy_ms > 2 * quick.network.busy_ms, "the link is shaped"
         assert first(slow).kind == "bandwidth-bound"
         assert "a link of 100 Mbit/s" in first(slow).sentence
-        assert slow.bound.wire_ms == pytest.approx(slow.wire.busy_ms, rel=0.3), "its bytes need that long"
+        assert slow.bound.wire_ms == pytest.approx(slow.network.busy_ms, rel=0.3), "its bytes need that long"
         return first(slow).recoverable_ms, slow, quick, is_quiet(slow) and is_quiet(quick)
 
     gains_what_it_says(measure)
