@@ -97,7 +97,7 @@ class Contest:
         """Return when all ranks are ready for their first step, or have ended."""
         for contestant in self.contestants:
             reports = self._answers(contestant, _START_S)
-            contestant.warm_up_steps = reports[0]["settled_steps"] if reports else 0
+            contestant.warm_up_steps = reports[0]["warm_up_steps"] if reports else 0
 
     def turn(self, contestant: Contestant, steps: int, *, expected_s: float = 0.0) -> list[dict[str, Any]]:
         """Let one contestant run `steps` steps; the reports of its ranks in rank order, empty if it has ended."""

@@ -55,7 +55,7 @@ class TurnGate:
         step = len(history.losses)
         if self._began is None:
             warm_up = max(synchroniser.steady_after for synchroniser in loop.synchronisers)
-            self._report({"kind": "ready", "settled_steps": warm_up})
+            self._report({"kind": "ready", "warm_up_steps": warm_up})
         else:
             self._report({"kind": "turn", **self._turn(loop, history, *self._began)})
         steps = self._orders.get()
