@@ -16,7 +16,13 @@ COST = {"overhead_ns_per_step": 1.0, "dropped": 0, "every": 1}
 
 def recording_of(rank, host="a"):
     spans = [Span(rank, "step", "step", "", 0, 0, 10), Span(rank, "forward", "forward", "", 0, 1, 5)]
-    return RankRecording(Part(rank, spans, host), 2, [], COST)
+    return RankRecording(Part(rank, spans, host, cores=2, recording_cost=COST))
+
+
+def test_a_rank_recording_survives_serialisation():
+    part = Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host", cores=2, cpu_times=[[0, 1, 2]], recording_cost=COST)
+    recording = RankRecording(part, "Error: x", ("a note",))
+    assert RankRecording.from_bytes(recording.to_bytes()) == recording
 
 
 def test_rank_0_does_not_wait_for_a_rank_that_has_given_up(tmp_path):

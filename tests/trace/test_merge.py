@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -63,6 +64,24 @@ def test_without_rank_0_the_others_still_agree():
     assert lanes(merged, 1) == [("wait", 10, 50), ("exchange", 50, 90)]
     assert merge([Part(1, [exchange(1, 10, 90)], "a"), Part(2, [exchange(2, 50, 90)], "a")]).clock_error_ns == 0
     assert merge([]).spans == []
+
+
+def test_metadata_of_several_ranks():
+    costs = [{"overhead_ns_per_step": cost, "dropped": 1, "every": 1} for cost in (5.0, 9.0, None)]
+    rows = [[(0, 1, 2)], [], [(0, 3, 4)]]
+    parts = [
+        Part(rank, [], "aab"[rank], Clock(), cores=(2, 4, 8)[rank], cpu_times=rows[rank], recording_cost=costs[rank])
+        for rank in range(3)
+    ]
+    assert merge(parts).metadata == {
+        "hosts": {"0": "a", "1": "a", "2": "b"},
+        "cores": {"a": 4, "b": 8},
+        "usage": {"0": [[0, 1, 2]], "2": [[0, 3, 4]]},
+        "recorder": {"overhead_ns_per_step": 9.0, "dropped": 3, "every": 1},
+        "clock_error_ns": 0.0,
+    }
+    assert merge([replace(parts[0], recording_cost=costs[2])]).metadata["recorder"] == {"dropped": 1, "every": 1}
+    assert merge([Part(0, [], "a")]).metadata == {"clock_error_ns": 0.0}
 
 
 @pytest.fixture

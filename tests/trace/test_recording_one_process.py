@@ -13,10 +13,8 @@ from torch import nn
 from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
 from syncline.trace.formats.load import load
-from syncline.trace.merge.merge import Part
-from syncline.trace.merge.metadata import rank_metadata
+from syncline.trace.merge.merge import Part, merge
 from syncline.trace.record.cpu_time import StepCpuTimes
-from syncline.trace.record.gather import RankRecording
 from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
 
 SCRIPT = """
@@ -219,7 +217,7 @@ def test_cpu_times_are_missing_if_the_kernel_does_not_report_them(monkeypatch, t
     begin = recorder.mark("step")
     recorder.add("step", "step", begin, recorder.mark("step"))
     assert recorder.cpu_times.rows == []
-    assert "usage" not in rank_metadata(hosts={0: "a"}, cores={0: 2}, cpu_times={0: []}, recorders=[])
+    assert "usage" not in merge([Part(0, [], "a", cores=2, cpu_times=recorder.cpu_times.rows)]).metadata
 
 
 def test_marks_taken_while_switched_off_make_no_span():
@@ -251,28 +249,3 @@ def test_ddps_copies_after_its_wait_are_backward():
     assert [(s.start, s.end) for s in made if s.name == "unpack"] == [(25, 30)]
     assert len(made) == 5
     assert len(finish_spans(spans, sampled=True)) == 4
-
-
-def test_a_rank_recording_survives_serialisation():
-    recording = RankRecording(
-        Part(1, [Span(1, "data", "d", "", 0, 5, 9)], "host"), 2, [[0, 1, 2]], {"dropped": 0}, "Error: x"
-    )
-    assert RankRecording.from_bytes(recording.to_bytes()) == recording
-
-
-def test_metadata_of_several_ranks():
-    made = rank_metadata(
-        hosts={0: "a", 1: "a", 2: "b"},
-        cores={0: 2, 1: 4, 2: 8},
-        cpu_times={0: [(0, 1, 2)], 1: [], 2: [(0, 3, 4)]},
-        recorders=[
-            {"overhead_ns_per_step": 5.0, "dropped": 1, "every": 1},
-            {"overhead_ns_per_step": 9.0, "dropped": 2, "every": 1},
-        ],
-        prediction_ms=3.5,
-    )
-    assert made["hosts"] == {"0": "a", "1": "a", "2": "b"}
-    assert made["cores"] == {"a": 4, "b": 8}
-    assert made["usage"] == {"0": [[0, 1, 2]], "2": [[0, 3, 4]]}
-    assert made["recorder"] == {"overhead_ns_per_step": 9.0, "dropped": 3, "every": 1}
-    assert made["prediction_ms"] == 3.5

@@ -15,7 +15,7 @@ WAITS_UNKNOWN = ("cannot be separated from transfers", "waits for a late rank ar
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's spans on its own clock, and what is known about that clock."""
+    """One rank's spans on its own clock, and what is known about that clock and the rank."""
 
     rank: int
     spans: Sequence[Span]
@@ -23,6 +23,12 @@ class Part:
     """Ranks with the same text read the same clock (`clocks.host()`)."""
     clock: Clock | None = None
     """As measured against rank 0; None where it was not measured."""
+    cores: int = 0
+    """How many cores its process may use; 0 if unknown."""
+    cpu_times: Sequence[Sequence[int]] = ()
+    """Rows of step, nanoseconds of CPU time, nanoseconds of scheduling delay."""
+    recording_cost: Mapping[str, Any] = field(default_factory=dict)
+    """The entry `recorder` of the metadata; its `overhead_ns_per_step` is None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,29 @@ def merge(parts: Sequence[Part]) -> Trace:
     hosts = {part.host: Clock() if part.host == zero else _best(known, part.host) for part in parts}
     unknown = [part.rank for part in parts if hosts[part.host] is None]
     spans = [_aligned(span, hosts[part.host]) for part in parts for span in part.spans]
+    metadata = _rank_metadata(parts)
     if unknown:
-        return Trace.of(spans, metadata={"clock_error_ns": None}, notes=[_unknown(unknown)], split=False)
+        return Trace.of(spans, metadata=metadata | {"clock_error_ns": None}, notes=[_unknown(unknown)], split=False)
     error = max((clock.error for clock in hosts.values() if clock is not None), default=0.0)
-    return Trace.of(spans, metadata={"clock_error_ns": error})
+    return Trace.of(spans, metadata=metadata | {"clock_error_ns": error})
+
+
+def _rank_metadata(parts: Sequence[Part]) -> dict[str, Any]:
+    """The metadata about ranks; unknown entries are left out. A host has the most cores that a rank of it may use."""
+    metadata: dict[str, Any] = {}
+    cores: dict[str, int] = {}
+    for part in parts:
+        if part.cores:
+            cores[part.host] = max(part.cores, cores.get(part.host, 0))
+    if cores:
+        metadata |= {"hosts": {str(part.rank): part.host for part in parts}, "cores": cores}
+    if usage := {str(part.rank): [list(row) for row in part.cpu_times] for part in parts if part.cpu_times}:
+        metadata["usage"] = usage
+    if costs := [part.recording_cost for part in parts if part.recording_cost]:
+        most_expensive = max(costs, key=lambda cost: cost["overhead_ns_per_step"] or 0.0)
+        known = {key: value for key, value in most_expensive.items() if value is not None}
+        metadata["recorder"] = known | {"dropped": sum(cost["dropped"] for cost in costs)}
+    return metadata
 
 
 def _best(known: Sequence[Part], host: str) -> Clock | None:

@@ -1,7 +1,7 @@
-"""Metadata of a trace, its `otherData`: facts about the ranks beside their spans, written and checked here."""
+"""Check of the metadata (`otherData`) of a trace file, which holds facts about the run and its ranks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from syncline.trace.span import MAX_TIME_NS
@@ -9,37 +9,6 @@ from syncline.trace.span import MAX_TIME_NS
 MAX_RANKS = 1 << 20
 """Limit of ranks and world sizes that are read from files."""
 _MIN_BANDWIDTH, _MAX_BANDWIDTH = 1, 1e15  # bits per second
-
-
-def rank_metadata(
-    *,
-    hosts: Mapping[int, str],
-    cores: Mapping[int, int],
-    cpu_times: Mapping[int, Sequence[Sequence[int]]],
-    recorders: Sequence[Mapping[str, Any]],
-    prediction_ms: float | None = None,
-) -> dict[str, Any]:
-    """The metadata entries about ranks; unknown ones are left out.
-
-    hosts: by rank, `clocks.host_id()`. cores: by rank, how many its process may use; a host has the most of its ranks.
-    cpu_times: by rank, the rows of `StepCpuTimes`. recorders: the `overhead.recording_cost` of the ranks; the most
-    expensive one represents all.
-    """
-    entries: dict[str, Any] = {"hosts": {str(rank): hosts[rank] for rank in sorted(hosts)}}
-    entries["cores"] = {
-        host: max(cores[rank] for rank in hosts if hosts[rank] == host and rank in cores)
-        for host in dict.fromkeys(hosts[rank] for rank in sorted(hosts) if rank in cores)
-    }
-    if any(cpu_times.values()):
-        entries["usage"] = {
-            str(rank): [list(row) for row in cpu_times[rank]] for rank in sorted(cpu_times) if cpu_times[rank]
-        }
-    if recorders:
-        most_expensive = max(recorders, key=lambda entry: float(entry["overhead_ns_per_step"]))
-        entries["recorder"] = {**most_expensive, "dropped": sum(int(entry["dropped"]) for entry in recorders)}
-    if prediction_ms is not None:
-        entries["prediction_ms"] = prediction_ms
-    return entries
 
 
 def checked_metadata(content: Any) -> dict[str, Any]:

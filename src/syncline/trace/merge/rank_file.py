@@ -40,7 +40,8 @@ def rank_file_name(rank: int) -> str:
 
 
 def write_rank_file(part: Part, folder: Path, *, world_size: int) -> Path:
-    """Write one rank's spans into a folder; returns the file."""
+    """Write one rank's spans into a folder; returns the file. `merge_folder` merges such files."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / rank_file_name(part.rank)
     head = {
         "format": FORMAT,

@@ -9,7 +9,7 @@ import gzip
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from syncline._compat import PrefixStore, Store, default_store, new_group
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock, measure_clocks
 from syncline.trace.merge.merge import Part, merge
-from syncline.trace.merge.metadata import rank_metadata
 from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.span import Span
 
@@ -28,19 +27,15 @@ _CHUNK_BYTES = 1 << 20  # a store refuses messages of many megabytes
 _POLL_S = 0.02
 _LEFT = "null"
 """The head of a rank that has stopped waiting."""
-_COST = "overhead_ns_per_step"
 _WRITTEN, _FAILED = "written", "failed"
 _STORE_ERRORS = (RuntimeError, ValueError, OSError)  # of a store or a peer that is gone; DistError is a RuntimeError
 
 
 @dataclass(frozen=True)
 class RankRecording:
-    """What one rank contributes to the trace: its spans, and its part of the metadata."""
+    """What one rank contributes to the trace."""
 
     part: Part
-    cores: int
-    cpu_times: Sequence[Sequence[int]]
-    recorder: dict[str, Any]
     error: str = ""
     """The error that ended the loop, in one line."""
     notes: tuple[str, ...] = ()
@@ -53,25 +48,16 @@ class RankRecording:
 
     def to_bytes(self) -> bytes:
         """As compressed JSON. The clock is measured later, by all ranks together."""
-        content = {
-            "rank": self.rank,
-            "host": self.part.host,
-            "cores": self.cores,
-            "cpu_times": self.cpu_times,
-            "recorder": self.recorder,
-            "error": self.error,
-            "notes": self.notes,
-            "spans": [span.to_row() for span in self.part.spans],
-        }
-        return gzip.compress(json.dumps(content).encode(), compresslevel=3)
+        part = {field.name: getattr(self.part, field.name) for field in fields(self.part) if field.name != "clock"}
+        part["spans"] = [span.to_row() for span in self.part.spans]
+        return gzip.compress(json.dumps([part, self.error, self.notes]).encode(), compresslevel=3)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RankRecording":
         """What `to_bytes` wrote."""
-        content = json.loads(gzip.decompress(data))
-        rank, host, rows = content.pop("rank"), content.pop("host"), content.pop("spans")
-        part = Part(rank, [Span.from_row(rank, row) for row in rows], host)
-        return cls(part, **{**content, "notes": tuple(content["notes"])})
+        part, error, notes = json.loads(gzip.decompress(data))
+        part["spans"] = [Span.from_row(part["rank"], row) for row in part["spans"]]
+        return cls(Part(**part), error, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -96,15 +82,7 @@ def write_trace(
         notes.append(
             "the clocks of the hosts were measured once, at the end of the recording: earlier drift is not corrected"
         )
-    ranks = rank_metadata(
-        hosts={one.rank: one.part.host for one in recordings},
-        cores={one.rank: one.cores for one in recordings},
-        cpu_times={one.rank: one.cpu_times for one in recordings},
-        recorders=[{**one.recorder, _COST: one.recorder.get(_COST) or 0.0} for one in recordings],
-    )
-    if all(one.recorder.get(_COST) is None for one in recordings):
-        del ranks["recorder"][_COST]
-    metadata = {**metadata, "world_size": world_size, "clock_error_ns": merged.clock_error_ns, "notes": notes, **ranks}
+    metadata = {**metadata, "world_size": world_size, "notes": notes, **merged.metadata}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_chrome_trace(replace(merged, metadata=metadata), path)
     return WrittenTrace(path, tuple(notes))
@@ -124,7 +102,7 @@ def gather_trace(
             return receive(recording, store, path, world=world, timeout_s=timeout_s, metadata=metadata)
         return send(recording, store, path, world=world, timeout_s=timeout_s)
     except _STORE_ERRORS as error:
-        kept = write_own_file(recording, path, world_size=world)
+        kept = write_rank_file(recording.part, path.parent, world_size=world)
         note = f"the ranks' spans could not be gathered ({_first_line(error)}): this rank's are in {kept}"
         return WrittenTrace(kept, (note,))
 
@@ -135,12 +113,6 @@ def recording_store(number: int) -> Store:
     Each process counts its recordings: the n-th recordings of all ranks belong together.
     """
     return PrefixStore(f"syncline/trace/{number}", default_store())
-
-
-def write_own_file(recording: RankRecording, path: Path, *, world_size: int) -> Path:
-    """Write this rank's spans beside the trace; `syncline trace export` of the folder merges such files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_rank_file(recording.part, path.parent, world_size=world_size)
 
 
 def receive(
@@ -198,7 +170,7 @@ def send(mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s
                 return WrittenTrace(None)
     else:
         store.set(f"{rank}", _LEFT)  # a rank 0 that arrives later must not wait for this rank
-    kept = write_own_file(mine, path, world_size=world)
+    kept = write_rank_file(mine.part, path.parent, world_size=world)
     return WrittenTrace(kept, (f"rank 0 did not take this rank's spans: they are in {kept}",))
 
 

@@ -16,9 +16,10 @@ from torch import nn
 from syncline._compat import on_every_step, replace_function
 from syncline.trace.merge.clocks import host_id
 from syncline.trace.merge.merge import Part
+from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
 from syncline.trace.record.cpu_time import available_cores
-from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, write_own_file, write_trace
+from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, write_trace
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
 from syncline.trace.record.module_hooks import find_models, hook_module
 from syncline.trace.record.overhead import recording_cost, recording_counts
@@ -130,9 +131,15 @@ class Recording:
         except Exception as failed:  # in whatever state the loop has left torch, the trace is written
             cost = recording_counts(recorder, every=every)
             notes.append(f"the cost of recording is not known: {_one_line(failed)}")
-        part = Part(recorder.rank, spans, host_id())
-        ended_by = "" if error is None else _one_line(error)
-        return RankRecording(part, available_cores(), recorder.cpu_times.rows, cost, ended_by, tuple(notes))
+        part = Part(
+            recorder.rank,
+            spans,
+            host_id(),
+            cores=available_cores(),
+            cpu_times=recorder.cpu_times.rows,
+            recording_cost=cost,
+        )
+        return RankRecording(part, "" if error is None else _one_line(error), tuple(notes))
 
     def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
         in_group = _in_group()
@@ -142,11 +149,11 @@ class Recording:
             metadata["backend"] = dist.get_backend()
         world = dist.get_world_size() if in_group else self._world
         if self.parts:
-            write_own_file(recording, self.path, world_size=world)
+            write_rank_file(recording.part, self.path.parent, world_size=world)
         if world == 1:
             return write_trace([recording], self.path, world_size=1, metadata=metadata)
         if not in_group:
-            kept = write_own_file(recording, self.path, world_size=world)
+            kept = write_rank_file(recording.part, self.path.parent, world_size=world)
             note = f"the process group was destroyed before the recording stopped: this rank's spans are in {kept}"
             return WrittenTrace(kept, (note, *recording.notes))
         timeout_s = min(self.timeout_s, _ERROR_TIMEOUT_S) if recording.error else self.timeout_s

@@ -7,7 +7,6 @@ from syncline.engine.tuning.tuner import REPLAN
 from syncline.stats import mean_of_known, summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.trace.merge.merge import Part, Trace, merge
-from syncline.trace.merge.metadata import rank_metadata
 from syncline.train.checkpoint.history import History
 from syncline.train.rank.record import RankRecord
 from syncline.train.strategies import load
@@ -18,17 +17,19 @@ _MIN_PLANNED_STEPS = 3
 
 def merge_records(records: Sequence[RankRecord]) -> Trace:
     """All ranks' spans on rank 0's clock, with exchanges matched across ranks."""
-    return merge([Part(record.rank, record.spans, record.host_id, record.clock) for record in records])
-
-
-def trace_metadata(records: Sequence[RankRecord]) -> dict[str, Any]:
-    """The metadata of a trace about its ranks."""
-    return rank_metadata(
-        hosts={record.rank: record.host_id for record in records},
-        cores={record.rank: record.cores for record in records},
-        cpu_times={record.rank: record.cpu_times for record in records},
-        recorders=[record.recording_cost for record in records],
-        prediction_ms=records[0].prediction_ms,
+    return merge(
+        [
+            Part(
+                record.rank,
+                record.spans,
+                record.host_id,
+                record.clock,
+                cores=record.cores,
+                cpu_times=record.cpu_times,
+                recording_cost=record.recording_cost,
+            )
+            for record in records
+        ]
     )
 
 

@@ -18,7 +18,7 @@ from syncline.train.checkpoint.resume import Resume
 from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import RunSpec
-from syncline.train.session.assemble import assemble, merge_records, trace_metadata
+from syncline.train.session.assemble import assemble, merge_records
 from syncline.train.session.link_changes import as_rows, parse_changes
 from syncline.train.session.machine import busy_share, environment
 from syncline.train.session.run_folder import RunFolder
@@ -92,9 +92,9 @@ def finished_run(
     """The outcome of a run that finished; also writes its trace."""
     trace = replace(merge_records(records), path=folder / TRACE)
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0].backend}
-    metadata |= {"clock_error_ns": trace.clock_error_ns, "notes": trace.notes} | trace_metadata(records)
-    metadata |= {} if bandwidth is None else {"bandwidth": bandwidth}
-    trace = replace(trace, metadata=metadata)
+    optional = {"prediction_ms": records[0].prediction_ms, "bandwidth": bandwidth}
+    known = {key: value for key, value in optional.items() if value is not None}
+    trace = replace(trace, metadata={**metadata, "notes": trace.notes, **trace.metadata, **known})
     write_chrome_trace(trace, trace.path)
     row = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
     return RunOutcome(row, trace, sum(record.spans_dropped for record in records))
