@@ -61,14 +61,6 @@ def test_another_grouping_goes_on_from_the_same_state() -> None:
     assert all(torch.equal(b.pack_state(states)["error"], states[b.names[0]]["error"].view(-1)) for b in apart)
 
 
-def test_a_parameters_state_can_be_cut_and_joined() -> None:
-    state = {"error": torch.randn(4, 5), "momentum": torch.randn(4, 5)}
-    parts = codecs.cut_state(state, [0, 7, 20])
-    assert [p["error"].shape for p in parts] == [(7,), (13,)]
-    joined = codecs.join_state(parts, (4, 5))
-    assert all(torch.equal(joined[key], state[key]) for key in state)
-
-
 def test_a_newcomer_in_a_group_starts_from_nothing() -> None:
     codec = codecs.build("powersgd(rank=2)")
     (batch,) = codecs.batches(codec, "ab", [(24, 20), (24, 20)])

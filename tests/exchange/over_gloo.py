@@ -29,7 +29,9 @@ def drive(
     names = [f"p{i}" for i in range(len(SHAPES))]
     where = {"rank": link.place.rank, "world": link.place.workers}
     for step in range(steps):
-        mine = grads(step, link.place.rank) if link.contributes else [torch.zeros(s) for s in SHAPES]
+        mine = (
+            grads(step, link.place.rank) if link.place.rank < link.place.workers else [torch.zeros(s) for s in SHAPES]
+        )
         mine = [g.to(device) for g in mine]
         for batch in codecs.batches(codec, names, SHAPES):
             run = codec.run(names=batch.names, step=step, **where)

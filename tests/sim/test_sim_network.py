@@ -1,4 +1,4 @@
-"""Closed forms of exchanges, the fit of a network, and sweeps."""
+"""Closed forms of exchanges, and the fit of a network."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from syncline import codecs
 from syncline.errors import UsageError
 from syncline.exchange import available
 from syncline.exchange import build as build_exchange
-from syncline.sim import Job, Layer, Network, Scenario, Transfer, fit, sweep, table
+from syncline.sim import Job, Network, Scenario, Transfer, fit, simulate
 
 NET = Network(latency=1.0, bytes_per_s=100.0)
 
@@ -127,25 +127,9 @@ def test_ten_thousand_nodes_and_ten_bandwidths_in_seconds() -> None:
     nodes = [1, 2, 4, 8, 16, 64, 256, 1024, 4096, 10_000]
     bandwidths = [1.25e8 * 2**k for k in range(10)]
     begin = time.perf_counter()
-    rows = sweep(_dense, nodes=nodes, bandwidths=bandwidths)
+    rows = [[simulate(_dense(n, bandwidth)) for bandwidth in bandwidths] for n in nodes]
     assert time.perf_counter() - begin < 5
-    assert len(rows) == 100
-    assert all(row.step >= row.bound - 1e-12 for row in rows)
-    alone = rows[0].step
-    assert rows[-10].step > 10 * alone
-    assert rows[9].step == alone
-    for slow, fast in pairwise(rows):
-        assert slow.nodes != fast.nodes or slow.step >= fast.step - 1e-12
-
-
-def test_the_table() -> None:
-    def make(nodes: int, bandwidth: float) -> Scenario:
-        send = Transfer(0.0, nodes * 1e9 / bandwidth)
-        return Scenario((Layer("a", 0.25, 0.25, (0,)),), (Job(0, 0, 0.0, (send,)),), (0.0,))
-
-    text = table(sweep(make, nodes=[1, 10], bandwidths=[1e9, 1e10]))
-    assert text.splitlines() == [
-        "nodes  8 Gbit/s  80 Gbit/s",
-        "    1    1500.0      600.0",
-        "   10   10500.0     1500.0",
-    ]
+    assert all(one.step >= one.bound - 1e-12 for row in rows for one in row)
+    assert rows[-1][0].step > 10 * rows[0][0].step
+    assert rows[0][-1].step == rows[0][0].step
+    assert all(slow.step >= fast.step - 1e-12 for row in rows for slow, fast in pairwise(row))

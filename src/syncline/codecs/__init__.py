@@ -4,7 +4,7 @@ from syncline.codecs import algorithms as algorithms
 from syncline.codecs.build import Codec, Round, available, build
 from syncline.codecs.coder import DENSE, Coder, Payload, cast, coder
 from syncline.codecs.definition import CODECS, codec
-from syncline.codecs.group import Batch, batches, cut_state, join_state
+from syncline.codecs.group import Batch, batches
 from syncline.codecs.lockstep import Lockstep, direct, lockstep
 from syncline.codecs.program import Run
 from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
@@ -35,10 +35,8 @@ __all__ = [
     "cast",
     "codec",
     "coder",
-    "cut_state",
     "direct",
     "flatten",
-    "join_state",
     "lockstep",
     "reshard",
     "unflatten",

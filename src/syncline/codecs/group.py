@@ -6,7 +6,6 @@ Each member keeps its state under its own name, so a run can continue with anoth
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -105,17 +104,6 @@ def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]],
         Batch(tuple(g), tuple(names[i] for i in g), tuple(tuple(shapes[i]) for i in g), stacked)
         for g, stacked in groups
     ]
-
-
-def cut_state(state: Tensors, bounds: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Split a parameter's state for a flat codec, like its values: views of `bounds[i]` to `bounds[i + 1]`."""
-    flat = {key: tensor.reshape(-1) for key, tensor in state.items()}
-    return [{key: tensor[a:b] for key, tensor in flat.items()} for a, b in pairwise(bounds)]
-
-
-def join_state(parts: Sequence[Tensors], shape: Sequence[int]) -> dict[str, Tensor]:
-    """Undo `cut_state`: the whole parameter's state from the states of its parts, in order."""
-    return {key: torch.cat([part[key].reshape(-1) for part in parts]).view(tuple(shape)) for key in parts[0]}
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -14,38 +14,6 @@ from torch import Tensor
 
 from syncline.codecs.kernels import library, linalg, rng, sparse
 
-__all__ = [
-    "abs_max",
-    "compact",
-    "concat",
-    "densify",
-    "dequantize_blocks",
-    "extract",
-    "finite",
-    "moments",
-    "natural_decode",
-    "natural_encode",
-    "orthonormal",
-    "pack_bits",
-    "packed_size",
-    "qsgd_decode",
-    "qsgd_encode",
-    "quantize_blocks",
-    "random_bits",
-    "sampled_threshold",
-    "saturate",
-    "scatter_add",
-    "sign_decode",
-    "sign_encode",
-    "sign_encode_l1",
-    "ternary_decode",
-    "ternary_encode",
-    "terngrad_encode",
-    "topk",
-    "uniform",
-    "unpack_bits",
-]
-
 
 def packed_size(count: int, bits: int) -> int:
     """Bytes that `count` values of `bits` bits take."""

@@ -45,11 +45,6 @@ class Link:
         self._lock = threading.Lock()
         self._numbers = _numbers.setdefault(process_group or dist.group.WORLD, itertools.count())
 
-    @property
-    def contributes(self) -> bool:
-        """Whether this rank has gradients; a server rank runs the same codecs on zeros."""
-        return self.place.rank < self.place.workers
-
     def launch(self, request: Request) -> "Handle":
         """Start a request; its first communication is issued before this returns."""
         return Handle(self, request, next(self._numbers) % _LAUNCHES * _ROUNDS)
