@@ -14,6 +14,7 @@ def test_operators_agree_with_the_reference_on_the_cpu():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_operators_agree_with_the_reference_on_cuda():
     assert operator_checks.run(torch.device("cuda")) == []
 
