@@ -7,7 +7,7 @@ import torch
 
 from syncline.codecs import Merge, Out
 from syncline.exchange.definition import EXCHANGES, Definition
-from syncline.exchange.moves import Moves, Place
+from syncline.exchange.moves import Moves, Position
 
 # By launch, in units of `ms`: some answers overtake others, and neighbours in time never take the same.
 DELAYS = (1.0, 0.0, 2.0, 0.25, 0.0, 1.5, 0.5)
@@ -16,7 +16,7 @@ launched = [0]
 """How many launches this process has made: a test asserts that its exchange was used."""
 
 
-def _merge(merge: Merge, place: Place, *, ms: float = 4) -> Moves:
+def _merge(merge: Merge, place: Position, *, ms: float = 4) -> Moves:
     # The count is taken before the first communication: launches have the same order on every rank.
     delay = DELAYS[next(_numbers) % len(DELAYS)] * ms / 1000
     launched[0] += 1

@@ -27,10 +27,10 @@ def drive(
     before = link.sent_bytes
     outputs: list[Any] = [None] * len(SHAPES)
     names = [f"p{i}" for i in range(len(SHAPES))]
-    where = {"rank": link.place.rank, "world": link.place.workers}
+    where = {"rank": link.position.rank, "world": link.position.workers}
     for step in range(steps):
         mine = (
-            grads(step, link.place.rank) if link.place.rank < link.place.workers else [torch.zeros(s) for s in SHAPES]
+            grads(step, link.position.rank) if link.position.rank < link.position.workers else [torch.zeros(s) for s in SHAPES]
         )
         mine = [g.to(device) for g in mine]
         for batch in codecs.batches(codec, names, SHAPES):

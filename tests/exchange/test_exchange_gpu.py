@@ -44,7 +44,7 @@ def nccl_rank(rank: int, world: int, folder: str) -> None:
         for name in exchange.legal(spec):
             link = exchange.connect(name)
             outputs, _, sent = drive(link, spec, 2, device="cuda")
-            want = exchange.lockstep(spec, grads, 2, exchange=name, world_size=link.place.workers)
+            want = exchange.lockstep(spec, grads, 2, exchange=name, world_size=link.position.workers)
             assert sent == want.wire_bytes[rank], (spec, name)
             close = {"rtol": 2e-2, "atol": 2e-2} if "16" in spec else CLOSE
             for got, expected in zip(outputs, want.outputs[rank], strict=True):

@@ -99,7 +99,7 @@ def test_a_good_plan_passes_in_any_order_of_parameters() -> None:
         (with_unit(parameters=("b", "conv.bias")), ["'conv.bias'", "in unit 'conv' and in unit 'b'"]),
         (with_unit(parameters=("b", "b")), ["'b'", "twice in unit 'b'"]),
         (with_unit(parameters=()), ["'b' has no parameters"]),
-        (replace(PLAN, units=(CONV, FC), order=PLAN.order[:3]), ["not a unit", "'b'"]),
+        (replace(PLAN, units=(CONV, FC), order=PLAN.order[:3]), ["no unit", "'b'"]),
         (with_unit(name="fc"), ["two units are called 'fc'"]),
         (with_unit(codec="topk(0.1)"), ["unit 'b'", "topk(0.1)", "allreduce", "allgather"]),
         (with_unit(codec="topkk"), ["unit 'b'", "did you mean 'topk'"]),

@@ -133,7 +133,7 @@ def saturate(x: Tensor, *, limit: float, dtype: torch.dtype) -> Tensor:
 
 
 def ternary_encode(x: Tensor, *, threshold: float | Tensor) -> Tensor:
-    """Two bits per value: 1 where x > threshold, 2 where x < -threshold, 3 for nan, else 0."""
+    """Two bits per value: 1 where x > threshold, 3 (that is -1) where x < -threshold, 2 for nan, else 0."""
     return library.ternary_encode(_flat32(x), _scales(threshold, x, None), None, None)
 
 
@@ -149,7 +149,7 @@ def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Seq
 def ternary_decode(
     packed: Tensor, scale: float | Tensor, count: int, *, lengths: Sequence[int] | None = None
 ) -> Tensor:
-    """0, scale or -scale for codes 0, 1, 2 and nan for 3, as float32; with `lengths`, one scale per tensor."""
+    """0, scale, -scale or nan for codes 0, 1, 3 and 2, as float32; with `lengths`, one scale per tensor."""
     sizes = _check_pieces(packed, count, 2, lengths)
     return library.ternary_decode(packed.contiguous(), _scales(scale, packed, lengths), count, sizes)
 

@@ -5,7 +5,7 @@ from syncline.exchange.build import Exchange, available, build, check, legal
 from syncline.exchange.definition import EXCHANGES, exchange
 from syncline.exchange.emulate import emulate, lockstep
 from syncline.exchange.link import Handle, Link, connect
-from syncline.exchange.moves import AllGather, AllReduce, Move, Place
+from syncline.exchange.moves import AllGather, AllReduce, Move, Position
 
 __all__ = [
     "EXCHANGES",
@@ -15,7 +15,7 @@ __all__ = [
     "Handle",
     "Link",
     "Move",
-    "Place",
+    "Position",
     "available",
     "build",
     "check",

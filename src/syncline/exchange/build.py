@@ -18,7 +18,7 @@ from syncline.codecs.requests import answer, lower
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, Definition
-from syncline.exchange.moves import AllGather, AllReduce, Op, Place
+from syncline.exchange.moves import AllGather, AllReduce, Op, Position
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Exchange:
             return self.definition.gather is not None
         return round.adds or not self.definition.adds_only
 
-    def moves(self, request: Request, place: Place) -> Generator[Op, Any, Any]:
+    def moves(self, request: Request, position: Position) -> Generator[Op, Any, Any]:
         """The generator that carries one request on one rank; it returns the answer for the codec."""
         if isinstance(request, Gather):
             if self.definition.gather is None:
                 raise UsageError(f"exchange '{self}' cannot gather: use {', '.join(gathering())}")
             layout = layout_of(request.payload)
-            buffers = yield from self.definition.gather(pack(request.payload), place)
+            buffers = yield from self.definition.gather(pack(request.payload), position)
             return [unpack(buffer, layout) for buffer in buffers]
         merge = lower(request)
         if self.definition.adds_only and not merge.coder.adds:
             raise UsageError(f"exchange '{self}' adds payloads, and these cannot be added: use allgather")
-        out = yield from self.definition.merge(merge, place, **dict(self.options))
+        out = yield from self.definition.merge(merge, position, **dict(self.options))
         return answer(request, out)
 
     def sent_bytes(self, round: Round, world: int) -> list[int]:
@@ -132,7 +132,7 @@ def _sent(exchange: Exchange, kind: str, count: int, coder: Coder | None, world:
         sizes = Coder(_blank_encode, _blank_decode, (("of", coder),), coder.adds)
         request = Merge(torch.empty(count, device="meta"), sizes)
     workers = exchange.workers(world)
-    return tuple(_count(exchange.moves(request, Place(r, world, workers)), world) for r in range(world))
+    return tuple(_count(exchange.moves(request, Position(r, world, workers)), world) for r in range(world))
 
 
 def _count(moves: Generator[Op, Any, Any], world: int) -> int:

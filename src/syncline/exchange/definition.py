@@ -31,10 +31,10 @@ def exchange(
     adds_only: bool = False,
     workers: Callable[..., int] | None = None,
 ) -> Callable[[Callable[..., Any]], Definition]:
-    """Register the generator function `function(merge, place, *, options)` as exchange `name`.
+    """Register the generator function `function(merge, position, *, options)` as exchange `name`.
 
-    The function yields moves and returns an `Out`. `gather(buffer, place)` serves `Gather` and returns all buffers in
-    rank order. `adds_only`: it sums payloads without decoding them. `workers(world, **options)`: how many ranks have
+    The function yields moves and returns an `Out`. `gather(buffer, position)` serves `Gather`: it returns all buffers
+    in rank order. `adds_only`: it sums payloads without decoding them. `workers(world, **options)`: how many ranks have
     gradients, if not all do.
     """
 

@@ -9,7 +9,7 @@ from syncline.codecs import Codec, Lockstep, Request
 from syncline.codecs import lockstep as codec_lockstep
 from syncline.codecs.lockstep import Answerer, Grads
 from syncline.exchange.build import Exchange, build, check, op_bytes
-from syncline.exchange.moves import AllGather, AllReduce, Move, Op, Place
+from syncline.exchange.moves import AllGather, AllReduce, Move, Op, Position
 
 
 def emulate(exchange: str | Exchange) -> Answerer:
@@ -19,7 +19,7 @@ def emulate(exchange: str | Exchange) -> Answerer:
     def respond(requests: Sequence[Request]) -> tuple[list[Any], list[int]]:
         world = len(requests)
         workers = carrier.workers(world)
-        moves = [carrier.moves(request, Place(r, world, workers)) for r, request in enumerate(requests)]
+        moves = [carrier.moves(request, Position(r, world, workers)) for r, request in enumerate(requests)]
         answers: list[Any] = [None] * world
         sent = [0] * world
         waiting: dict[int, Op] = {}

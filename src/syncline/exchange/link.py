@@ -18,7 +18,7 @@ from torch import Tensor
 
 from syncline.codecs import Gather, Request
 from syncline.exchange.build import Exchange, build, op_bytes
-from syncline.exchange.moves import AllGather, AllReduce, Op, Place
+from syncline.exchange.moves import AllGather, AllReduce, Op, Position
 
 # torch 2.13 calls it all_gather_single and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,7 +37,7 @@ class Link:
         self.exchange = build(exchange)
         self.group = process_group
         world = dist.get_world_size(process_group)
-        self.place = Place(dist.get_rank(process_group), world, self.exchange.workers(world))
+        self.position = Position(dist.get_rank(process_group), world, self.exchange.workers(world))
         if dist.get_backend(process_group) != "gloo" and torch.cuda.is_available():
             # NCCL needs all ranks in a group's first communication, but a move may be between two ranks only.
             dist.all_reduce(torch.zeros(1, device="cuda"), group=process_group)
@@ -65,7 +65,7 @@ class Handle:
     def __init__(self, link: Link, request: Request, base: int) -> None:
         self._link = link
         self._device = (request.payload[0] if isinstance(request, Gather) else request.tensor).device
-        self._moves: Generator[Op, Any, Any] = link.exchange.moves(request, link.place)
+        self._moves: Generator[Op, Any, Any] = link.exchange.moves(request, link.position)
         self._base = base
         self._sent_to: Counter[int] = Counter()
         self._received_from: Counter[int] = Counter()
@@ -106,7 +106,7 @@ class Handle:
             self._answer, self.done = end.value, True
             self._op, self._got, self._works = None, None, []
             return
-        size = op_bytes(self._op, self._link.place.world)
+        size = op_bytes(self._op, self._link.position.world)
         self.sent_bytes += size
         self._link.count(size)
         self._issue(self._op)
@@ -118,7 +118,7 @@ class Handle:
             self._got = op.tensor
             works = [dist.all_reduce(op.tensor, group=group, async_op=True)] if op.tensor.numel() else []
         elif isinstance(op, AllGather):
-            self._got = op.buffer.new_empty(self._link.place.world * op.buffer.numel())
+            self._got = op.buffer.new_empty(self._link.position.world * op.buffer.numel())
             if op.buffer.numel():
                 works = [_all_gather(self._got, op.buffer, group=group, async_op=True)]
         else:
@@ -140,7 +140,7 @@ class Handle:
 
     def _received(self) -> Any:
         if isinstance(self._op, AllGather):
-            return list(self._got.view(self._link.place.world, -1))
+            return list(self._got.view(self._link.position.world, -1))
         return self._got
 
 

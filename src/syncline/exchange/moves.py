@@ -47,7 +47,7 @@ Moves = Generator[Op, Any, Out]
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Rank, world size, and how many ranks (the first ones) have gradients."""
 
     rank: int

@@ -11,19 +11,19 @@ from syncline.plan.predict import built, exchanges_to_weigh, job
 from syncline.plan.table import Plan
 from syncline.plan.unit import Part, Shape, Unit
 
-GROUPS = (0, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+GROUP_SIZES = (0, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 """Sizes, in bytes of gradients, up to which neighbouring modules are grouped."""
 SHARES = (1, 8, 32, 128)
 """No part takes longer to send than the whole step's bytes divided by one of these."""
-PART_BYTES = 1 << 18
+SMALLEST_PART_BYTES = 1 << 18
 """Parts are not made smaller than this, because each costs a latency."""
 MOST_REGROUPED = 8
 """How many of the largest units are split, and how many of the smallest neighbours are joined."""
 
 
-def groupings(shapes: Sequence[Shape]) -> list[tuple[Unit, ...]]:
+def groupings(shapes: Sequence[Shape], sizes: Sequence[int] = GROUP_SIZES) -> list[tuple[Unit, ...]]:
     """Different groupings as units without codecs, finest first, without duplicates."""
-    made = [default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS]
+    made = [default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in sizes]
     return list(dict.fromkeys(made))
 
 
@@ -34,7 +34,7 @@ def plans(units: Sequence[Unit], shapes: Mapping[str, Shape], costs: Costs, code
         wire = [wire_seconds(unit, shapes, costs) for unit in whole]
         seen: set[tuple[int, ...]] = set()
         for share in SHARES:
-            most = max(sum(wire) / share, PART_BYTES / costs.link.bytes_per_s)
+            most = max(sum(wire) / share, SMALLEST_PART_BYTES / costs.link.bytes_per_s)
             counts = tuple(
                 part_count(u, shapes, ceil(w / most) if most else 1) for u, w in zip(whole, wire, strict=True)
             )

@@ -22,7 +22,7 @@ _ALIKE = {"allreduce", "allgather", "sharded", "ring"}
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchTraffic:
     """Communication of one launch of a unit: for each round, messages and bytes that the busiest rank sends."""
 
     cells: int
@@ -114,7 +114,7 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
     return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
 
 
-def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int) -> Launch:
+def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int) -> LaunchTraffic:
     members = [shapes[name] for name in unit.parameters]
     sizes = tuple(shape.shape for shape in members)
     return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, world)
@@ -169,7 +169,7 @@ def _seconds(line: Curve, values: float, times: int) -> float:
 @lru_cache(maxsize=65536)
 def launch(
     codec: str, carrier: str, sizes: tuple[tuple[int, ...], ...], dtype: torch.dtype, parts: int, world: int
-) -> Launch:
+) -> LaunchTraffic:
     """Communication of one of `parts` launches of tensors of these sizes: the mean of two late steps."""
     coded, link, scale = built(codec), exchange.build(carrier), 1.0
     if parts == 1:
@@ -189,7 +189,7 @@ def launch(
                 messages[number] = messages.get(number, 0.0) + alone / 2
                 fused.add((number, one.coder))
     order = sorted(sent)
-    return Launch(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))
+    return LaunchTraffic(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))
 
 
 def _sent(link: exchange.Exchange, one: Round, world: int) -> float:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from syncline.errors import UsageError
 from syncline.plan.candidates import groupings, plans, renumber_parts
 from syncline.plan.costs import CodecCost, Costs, Curve, LinkCost
-from syncline.plan.default import default_plan
 from syncline.plan.launch_order import arrange, greedy_launch_order
 from syncline.plan.planner import ALWAYS, QUICK, WORTH, Choice, Weighed, search
 from syncline.plan.predict import built, exchanges_to_weigh, scenario
@@ -21,7 +20,7 @@ from syncline.sim import Network, Outcome, Scenario, Transfer, simulate
 
 COUNTED, STAND_IN = 16, 8
 """Up to `COUNTED` ranks the planner counts bytes exactly; beyond, it counts them for `STAND_IN` ranks and scales."""
-GROUPS = (1 << 18, 1 << 20, 16 << 20)
+SWEEP_GROUP_SIZES = (1 << 18, 1 << 20, 16 << 20)
 """Group sizes, in bytes, that a sweep tries."""
 LAUNCHES = 100
 """A sweep skips plans with more launches, unless the model has more units than that."""
@@ -130,7 +129,7 @@ def sweep(
     """One cell per target. For each codec it tries some groupings, exchanges and parts in greedy order only."""
     if not compressed:
         raise UsageError("no compressed codec was measured: run syncline train --strategy 'syncline(auto(int8))' first")
-    units = list(dict.fromkeys(default_plan(shapes, group_bytes=size, part_bytes=1 << 60).units for size in GROUPS))
+    units = groupings(shapes, SWEEP_GROUP_SIZES)
     cells = []
     for target in targets:
         there = at(costs, target)

@@ -21,7 +21,7 @@ from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.engine.launch.run import LaunchRun
 from syncline.engine.launch.units import StepContext
 from syncline.engine.tuning.probe_link import synchronized_time
-from syncline.exchange import AllGather, AllReduce, Exchange, Handle, Link, Place
+from syncline.exchange import AllGather, AllReduce, Exchange, Handle, Link, Position
 from syncline.plan.costs import CodecCost, Curve
 
 States = list[dict[str, Tensor]]
@@ -58,7 +58,7 @@ def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, 
     def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
         return _run_over_link(launch_run, link, grad, states)
 
-    cpu, world = torch.device("cpu"), link.place.world
+    cpu, world = torch.device("cpu"), link.position.world
     curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4, buffers=buffers)
     return CodecCost(*(Curve(stretch * curve.fixed, stretch * curve.each) for curve in curves))
 
@@ -97,12 +97,12 @@ def _run_alone(
 ) -> tuple[StageSeconds, States]:
     """Run a codec as rank 0, with its own messages in place of those of other ranks."""
     world = launch_run.context.world
-    place = Place(0, world, world)
+    position = Position(0, world, world)
     spent: list[float] = []
     begin = clock()
     requests = launch_run.start([grad], states)
     while requests:
-        moves = [pattern.moves(request, place) for request in requests]
+        moves = [pattern.moves(request, position) for request in requests]
         first = [next(move) for move in moves]
         spent.append(clock() - begin)
         # The network would be busy here.

@@ -110,7 +110,7 @@ def while_computing(work: Callable[[], T]) -> tuple[T, float]:
 
 def _sent_bytes(link: Link, tensor: Tensor) -> float:
     """Bytes that one rank sends in a ring all-reduce."""
-    return 2 * (link.place.world - 1) * tensor.nbytes / link.place.world
+    return 2 * (link.position.world - 1) * tensor.nbytes / link.position.world
 
 
 def _all_reduce_seconds(link: Link, tensor: Tensor, count: int) -> list[float]:

@@ -7,16 +7,16 @@ from torch import Tensor
 from syncline.codecs import Merge, Out
 from syncline.codecs.wire import pack
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import AllGather, Moves, Op, Place, Shard
+from syncline.exchange.moves import AllGather, Moves, Op, Position, Shard
 
 
-def gather(buffer: Tensor, place: Place) -> Generator[Op, Sequence[Tensor], Sequence[Tensor]]:
+def gather(buffer: Tensor, position: Position) -> Generator[Op, Sequence[Tensor], Sequence[Tensor]]:
     """Serve a `Gather`: all buffers in rank order."""
     return (yield AllGather(buffer))
 
 
 @exchange("allgather", gather=gather)
-def allgather(merge: Merge, place: Place) -> Moves:
+def allgather(merge: Merge, position: Position) -> Moves:
     """Every rank decodes all payloads and adds them in rank order: no second loss.
 
     Each rank sends N-1 payloads: for few ranks and high compression.
@@ -27,7 +27,7 @@ def allgather(merge: Merge, place: Place) -> Moves:
     total: Tensor | None = None
     for rank, buffer in enumerate(buffers):
         part = shard.decode(buffer)
-        own = part if rank == place.rank else own
+        own = part if rank == position.rank else own
         total = part.clone() if total is None else total.add_(part)
     assert total is not None
-    return Out(total / place.workers if merge.mean else total, own)
+    return Out(total / position.workers if merge.mean else total, own)

@@ -7,33 +7,33 @@ from torch import Tensor
 from syncline.codecs import Merge, Out, cast
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, exchange
-from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Place, Shard
+from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Position, Shard
 
 BETWEEN = ("sharded", "ring", "allgather", "gather-scatter")
 
 
 @exchange("hierarchical")
-def hierarchical(merge: Merge, place: Place, *, node: int = 2, between: str = "sharded") -> Moves:
+def hierarchical(merge: Merge, position: Position, *, node: int = 2, between: str = "sharded") -> Moves:
     """The first rank of each node sums the node's values, exchanges with the other first ranks, and sends the result.
 
     Each `node` consecutive ranks are a node (the last may be smaller). Only first ranks compress and have residuals.
     """
     if node < 1 or between not in BETWEEN:
         raise UsageError(f"node={node}, between='{between}': use node >= 1 and one of {', '.join(BETWEEN)}")
-    leader = place.rank - place.rank % node
-    members = list(range(leader + 1, min(leader + node, place.world)))
+    leader = position.rank - position.rank % node
+    members = list(range(leader + 1, min(leader + node, position.world)))
     plain = Merge(merge.tensor, cast(merge.tensor.dtype))
     local = Shard(plain, 0, merge.tensor.numel())
-    if place.rank != leader:
+    if position.rank != leader:
         yield Move({leader: local.encode(local.values)})
         got = yield Move({}, {leader: local.nbytes})
         return Out(local.decode(got[leader]), merge.tensor)
     got = yield Move({}, dict.fromkeys(members, local.nbytes))
-    total = local.merge(got, own_at=place.rank)
-    leaders = list(range(0, place.world, node))
+    total = local.merge(got, own_at=position.rank)
+    leaders = list(range(0, position.world, node))
     # Scale the node's sum to the size of one rank's gradient, so that thresholds keep their meaning.
-    share = len(leaders) / place.world if merge.mean else 1.0
-    spot = Place(leaders.index(leader), len(leaders), len(leaders))
+    share = len(leaders) / position.world if merge.mean else 1.0
+    spot = Position(leaders.index(leader), len(leaders), len(leaders))
     moves = EXCHANGES.get(between).merge(Merge(_times(total, share), merge.coder, merge.seed, merge.mean), spot)
     out = yield from _among(leaders, spot.rank, moves)
     assert out.own is not None

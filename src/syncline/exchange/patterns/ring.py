@@ -2,17 +2,17 @@
 
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Place, make_shards, result
+from syncline.exchange.moves import Move, Moves, Position, make_shards, result
 
 
 @exchange("ring")
-def ring(merge: Merge, place: Place) -> Moves:
+def ring(merge: Merge, position: Position) -> Moves:
     """Pass partial sums around, one shard per rank; then pass the finished shards around unchanged.
 
     Each rank sends 2(N-1)/N payloads in 2(N-1) rounds, to one neighbour only. The loss of every hop goes into the
     residual of the rank that encoded.
     """
-    world, rank = place.world, place.rank
+    world, rank = position.world, position.rank
     cut = make_shards(merge, world)
     right, left = (rank + 1) % world, (rank - 1) % world
     total = cut[rank].values
@@ -22,7 +22,7 @@ def ring(merge: Merge, place: Place) -> Moves:
         got = yield Move({right: buffer}, {left: incoming.nbytes})
         total = incoming.merge({left: got[left]}, own_at=rank)
     done = (rank + 1) % world
-    finals = {done: cut[done].finish(total, place.workers)}
+    finals = {done: cut[done].finish(total, position.workers)}
     for hop in range(world - 1):
         there, here = (done - hop) % world, (done - hop - 1) % world
         got = yield Move({right: finals[there]}, {left: cut[here].nbytes})

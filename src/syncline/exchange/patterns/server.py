@@ -3,7 +3,7 @@
 from syncline.codecs import Merge
 from syncline.errors import UsageError
 from syncline.exchange.definition import exchange
-from syncline.exchange.moves import Move, Moves, Place, make_shards, result
+from syncline.exchange.moves import Move, Moves, Position, make_shards, result
 
 
 def workers(world: int, *, servers: int = 1) -> int:
@@ -14,7 +14,7 @@ def workers(world: int, *, servers: int = 1) -> int:
 
 
 @exchange("server", workers=workers)
-def server(merge: Merge, place: Place, *, servers: int = 1) -> Moves:
+def server(merge: Merge, position: Position, *, servers: int = 1) -> Moves:
     """Workers send one shard to each server, which decodes, merges, encodes again and sends it back.
 
     The last `servers` ranks are servers. They run the same codec on zero gradients, which do not count in the mean;
@@ -22,15 +22,15 @@ def server(merge: Merge, place: Place, *, servers: int = 1) -> Moves:
     server sends one shard to each worker.
     """
     cut = make_shards(merge, servers)
-    crew = list(range(place.workers))
-    if place.rank < place.workers:
-        shards = {place.workers + i: shard.encode(shard.values) for i, shard in enumerate(cut)}
-        got = yield Move(shards, {place.workers + i: shard.nbytes for i, shard in enumerate(cut)})
-        return result(cut, [got[place.workers + i] for i in range(servers)])
-    at = place.rank - place.workers
+    crew = list(range(position.workers))
+    if position.rank < position.workers:
+        shards = {position.workers + i: shard.encode(shard.values) for i, shard in enumerate(cut)}
+        got = yield Move(shards, {position.workers + i: shard.nbytes for i, shard in enumerate(cut)})
+        return result(cut, [got[position.workers + i] for i in range(servers)])
+    at = position.rank - position.workers
     got = yield Move({}, dict.fromkeys(crew, cut[at].nbytes))
-    final = cut[at].finish(cut[at].merge(got, own_at=place.rank), place.workers)
-    peers = [place.workers + i for i in range(servers) if i != at]
+    final = cut[at].finish(cut[at].merge(got, own_at=position.rank), position.workers)
+    peers = [position.workers + i for i in range(servers) if i != at]
     sends = dict.fromkeys([*crew, *peers], final)
-    got = yield Move(sends, {place.workers + i: cut[i].nbytes for i in range(servers) if i != at})
-    return result(cut, [final if i == at else got[place.workers + i] for i in range(servers)])
+    got = yield Move(sends, {position.workers + i: cut[i].nbytes for i in range(servers) if i != at})
+    return result(cut, [final if i == at else got[position.workers + i] for i in range(servers)])
