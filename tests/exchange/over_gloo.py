@@ -30,7 +30,9 @@ def drive(
     where = {"rank": link.position.rank, "world": link.position.workers}
     for step in range(steps):
         mine = (
-            grads(step, link.position.rank) if link.position.rank < link.position.workers else [torch.zeros(s) for s in SHAPES]
+            grads(step, link.position.rank)
+            if link.position.rank < link.position.workers
+            else [torch.zeros(s) for s in SHAPES]
         )
         mine = [g.to(device) for g in mine]
         for batch in codecs.batches(codec, names, SHAPES):
