@@ -25,30 +25,20 @@ const Syncline = (() => {
     if (Math.abs(value) < 1e-4) return value.toExponential(1);
     return String(Number(value.toPrecision(digits)));
   };
+  // In the largest unit that the value reaches, or else in the last one.
+  const scaled = (value, units) => {
+    const [unit, factor] = units.find(([, least]) => Math.abs(value) >= least) ?? units[units.length - 1];
+    return `${significant(value / factor)} ${unit}`;
+  };
   const text = {
     significant,
     duration: (ms) => (Math.abs(ms) >= 10000 ? `${significant(ms / 1000)} s` : `${significant(ms)} ms`),
     percent: (share) => (share * 100 >= 9.95 || share === 0 ? `${(share * 100).toFixed(0)}%` : `${Number((share * 100).toFixed(1))}%`),
     times: (ratio) => `${ratio.toFixed(2)}x`,
-    size: (bytes) => {
-      for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-        if (bytes >= factor) return `${significant(bytes / factor)} ${unit}`;
-      }
-      return `${significant(bytes)} B`;
-    },
-    // Nanoseconds, in the unit that gives one to three digits before the point.
-    time: (ns) => {
-      for (const [unit, factor] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
-        if (Math.abs(ns) >= factor * (unit === "s" ? 10 : 1)) return `${significant(ns / factor)} ${unit}`;
-      }
-      return `${significant(ns)} ns`;
-    },
-    bandwidth: (bits) => {
-      for (const [unit, factor] of [["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) {
-        if (bits >= factor) return `${significant(bits / factor)} ${unit}`;
-      }
-      return `${significant(bits)} bit/s`;
-    },
+    size: (bytes) => scaled(bytes, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]),
+    // Nanoseconds; seconds from ten on.
+    time: (ns) => (Math.abs(ns) >= 1e10 ? `${significant(ns / 1e9)} s` : scaled(ns, [["ms", 1e6], ["µs", 1e3], ["ns", 1]])),
+    bandwidth: (bits) => scaled(bits, [["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3], ["bit/s", 1]]),
   };
 
   const colorClass = (index) => `s${index % COLORS}${index >= COLORS ? " again" : ""}`;
@@ -99,6 +89,16 @@ const Syncline = (() => {
     };
   };
 
+  // Calls `draw` in the next animation frame, however often it is asked before.
+  const perFrame = (draw) => {
+    let waiting = false;
+    return () => {
+      if (waiting) return;
+      waiting = true;
+      requestAnimationFrame(() => { waiting = false; draw(); });
+    };
+  };
+
   const chart = (id, draw) => charts.set(id, draw);
   const draw = (figure) => {
     const plot = figure.querySelector(".plot");
@@ -108,5 +108,5 @@ const Syncline = (() => {
   };
   const drawAll = () => document.querySelectorAll("[data-chart]").forEach(draw);
 
-  return { data, hidden, html, svg, text, colorClass, shown, legend, readout, chart, draw, drawAll };
+  return { data, hidden, html, svg, text, colorClass, shown, legend, readout, perFrame, chart, draw, drawAll };
 })();

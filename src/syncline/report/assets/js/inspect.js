@@ -3,7 +3,6 @@
 // of the same exchange on the other ranks).
 Syncline.inspect = (() => {
   const { text, html, layout: layouts } = Syncline;
-  const HIDEABLE = new Set(["exchange", "encode", "decode", "wait"]);
   const NEAR = 3; // largest distance in pixels from the pointer to a span
 
   // The span of `row` at a time, or the nearest within `slack`; and how many there are within a pixel of it.
@@ -21,7 +20,7 @@ Syncline.inspect = (() => {
   // How much of it is hidden behind compute of the same rank, in ns; null for lanes that cannot be hidden.
   const hidden = (set, parts, index) => {
     const row = set.rowOf(index);
-    return HIDEABLE.has(row.lane) ? parts.get(row.rank).cover.hidden(set.start[index], set.end[index]) : null;
+    return Syncline.phases.HIDEABLE.has(row.lane) ? parts.get(row.rank).cover.hidden(set.start[index], set.end[index]) : null;
   };
 
   const describe = (set, parts, index) => {

@@ -7,7 +7,6 @@ Syncline.paint = (() => {
   const LABEL = 30;
   const DIM = 0.16;
   const HIDDEN = 0.55;
-  const BEHIND = new Set(["exchange", "encode", "decode", "wait"]);
 
   // pen: {ctx, from, scale (pixels per nanosecond), left, right, top, bottom, colours}
   const pen = (ctx, { from, to, left, right, top, bottom }) => ({
@@ -133,11 +132,33 @@ Syncline.paint = (() => {
           bars(brush, set, line.row, { ...where, alpha: DIM, wanted, mark: 0 });
           return bars(brush, set, line.row, { ...where, wanted, mark: 1 });
         });
-        const cover = BEHIND.has(track.lane) && !wanted ? part.cover : null;
+        const cover = phases.HIDEABLE.has(track.lane) && !wanted ? part.cover : null;
         if (cover) stretches(brush, cover, () => colours.card, at, track.height, HIDDEN);
         track.rows.forEach((line, n) => labels(brush, set, line, texts[n], cover));
       }
     }
+  };
+
+  // The canvas with `width` by `height` pixels of CSS, ready to be drawn on. Setting its size would clear it.
+  const sized = (canvas, width, height) => {
+    const ratio = window.devicePixelRatio || 1;
+    const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== wide || canvas.height !== tall) [canvas.width, canvas.height] = [wide, tall];
+    canvas.style.height = `${height}px`;
+    const ctx = canvas.getContext("2d");
+    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+    ctx.clearRect(0, 0, width, height);
+    return ctx;
+  };
+
+  // Draws inside a rectangle only.
+  const clipped = (ctx, rect, draw) => {
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(...rect);
+    ctx.clip();
+    draw();
+    ctx.restore();
   };
 
   // A frame around one span.
@@ -151,5 +172,5 @@ Syncline.paint = (() => {
     ctx.strokeRect(a - 1, line.y - brush.shift - 1, Math.max(b - a, 2) + 1.5, line.height + 2);
   };
 
-  return { pen, groups, frame, fit, stretches };
+  return { pen, groups, frame, fit, stretches, sized, clipped };
 })();

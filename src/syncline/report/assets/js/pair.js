@@ -20,8 +20,7 @@ Syncline.pair = (() => {
     const choose = (side, of) => part(`[data-side="${side}"][data-of="${of}"]`);
     const partsOf = new Map();
     const sides = [{}, {}];
-    let waiting = false;
-    const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
+    const redraw = Syncline.perFrame(() => draw());
 
     const take = (side, run, step) => {
       const trace = Syncline.spans.trace(run);
@@ -51,16 +50,10 @@ Syncline.pair = (() => {
     };
 
     const draw = () => {
-      waiting = false;
       const width = part(".stage").clientWidth;
       if (!width) return;
       const { shown, height } = arranged();
-      const ratio = window.devicePixelRatio || 1;
-      canvas.width = width * ratio;
-      canvas.height = (height + ruler.HEIGHT) * ratio;
-      canvas.style.height = `${height + ruler.HEIGHT}px`;
-      const ctx = canvas.getContext("2d");
-      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+      const ctx = paint.sized(canvas, width, height + ruler.HEIGHT);
       const colours = shades.get();
       const longest = Math.max(...shown.map(({ limits }) => limits.to - limits.from), 1) * 1.03;
       const gutter = width < 560 ? 68 : GUTTER;
@@ -70,40 +63,27 @@ Syncline.pair = (() => {
         const brush = paint.pen(ctx, frame);
         if (!n) ruler.draw(brush, { zero: from, bottom: height + ruler.HEIGHT, width });
         side.brush = brush;
-        ctx.save();
-        ctx.beginPath();
-        ctx.rect(gutter, frame.top, frame.right - gutter, height);
-        ctx.clip();
-        paint.groups(brush, side.trace.set, side.parts, side.layout);
-        // Everything after the end of the step belongs to the next one.
-        const end = gutter + (side.limits.to - from) * brush.scale;
         const { y, height: tall } = side.layout.groups[0];
-        ctx.globalAlpha = 0.72;
-        ctx.fillStyle = colours.card;
-        ctx.fillRect(end, y + ruler.HEIGHT, frame.right - end, tall);
-        ctx.globalAlpha = 1;
+        paint.clipped(ctx, [gutter, frame.top, frame.right - gutter, height], () => {
+          paint.groups(brush, side.trace.set, side.parts, side.layout);
+          // Everything after the end of the step belongs to the next one.
+          const end = gutter + (side.limits.to - from) * brush.scale;
+          ctx.globalAlpha = 0.72;
+          ctx.fillStyle = colours.card;
+          ctx.fillRect(end, y + ruler.HEIGHT, frame.right - end, tall);
+          ctx.globalAlpha = 1;
+          ctx.fillStyle = colours.ink;
+          ctx.fillRect(end - 0.75, y + ruler.HEIGHT - 3, 1.5, tall + 3);
+        });
+        paint.clipped(ctx, [0, y + ruler.HEIGHT, gutter, tall],
+          () => ruler.names(brush, side.layout, { shift: 0, gutter, bottom: brush.bottom }));
         ctx.fillStyle = colours.ink;
-        ctx.fillRect(end - 0.75, y + ruler.HEIGHT - 3, 1.5, tall + 3);
-        ctx.restore();
-        const { ctx: pen } = brush;
-        const label = side.layout.groups[0];
-        namesOf(brush, side.layout, gutter, label);
-        pen.fillStyle = colours.ink;
-        pen.font = `600 12.5px ${colours.font}`;
-        pen.textAlign = "left";
-        pen.fillText(paint.fit(pen, `${side.trace.label}, step ${side.step}: ${text.time(side.limits.to - side.limits.from)}`, width - gutter - 20), gutter, y + ruler.HEIGHT - 10);
+        ctx.font = `600 12.5px ${colours.font}`;
+        ctx.textAlign = "left";
+        ctx.fillText(paint.fit(ctx, `${side.trace.label}, step ${side.step}: ${text.time(side.limits.to - side.limits.from)}`, width - gutter - 20), gutter, y + ruler.HEIGHT - 10);
       });
       figure.drawn = shown;
       tell(shown);
-    };
-    const namesOf = (brush, layout, gutter, group) => {
-      const { ctx } = brush;
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(0, group.y + ruler.HEIGHT, gutter, group.height);
-      ctx.clip();
-      ruler.names(brush, layout, { shift: 0, gutter, bottom: brush.bottom });
-      ctx.restore();
     };
 
     // The comparison as a sentence and a table.
@@ -141,9 +121,7 @@ Syncline.pair = (() => {
       choose(side, "run").replaceChildren(...runs.map(({ number, label }) => html("option", { value: number }, label)));
       choose(side, "run").addEventListener("change", (event) => { take(side, Number(event.target.value)); redraw(); });
       choose(side, "step").addEventListener("change", (event) => {
-        const { set } = sides[side].trace;
-        const asked = Number(event.target.value);
-        take(side, sides[side].run, set.steps.reduce((best, one) => (Math.abs(one - asked) < Math.abs(best - asked) ? one : best), set.steps[0]));
+        take(side, sides[side].run, sides[side].trace.set.nearest(Number(event.target.value)));
         redraw();
       });
     }

@@ -7,6 +7,7 @@ Syncline.phases = (() => {
   const PHASE = ["forward", "backward", "update", "data", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
   const COVER = 4; // lanes of compute: they hide the others
   const CODES = 32;
+  const HIDEABLE = new Set(["exchange", "encode", "decode", "wait"]);
 
   const sweep = (set, rows) => {
     const spans = rows.filter((row) => PRIORITY.includes(row.lane));
@@ -77,5 +78,5 @@ Syncline.phases = (() => {
     }));
   };
 
-  return { of, PHASE };
+  return { of, PHASE, HIDEABLE };
 })();

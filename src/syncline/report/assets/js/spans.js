@@ -97,7 +97,8 @@ Syncline.spans = (() => {
       const sorted = [...known].sort((a, b) => whole.get(a).to - whole.get(a).from - (whole.get(b).to - whole.get(b).from));
       return sorted.length ? sorted[sorted.length >> 1] : null;
     };
-    return { steps, stepOf, typical };
+    const nearest = (asked) => steps.reduce((best, one) => (Math.abs(one - asked) < Math.abs(best - asked) ? one : best), steps[0]);
+    return { steps, stepOf, typical, nearest };
   };
 
   const read = (number) => {

@@ -20,21 +20,16 @@ Syncline.stepbars = (() => {
     const top = Math.min(sums[sums.length - 1], sums[Math.floor(sums.length / 2)] * 2.2) || 1;
     const height = Math.max(11, Math.min(40, Math.floor(260 / ranks.length)));
     const box = readout(figure.querySelector(".plot"));
-    let [current, focused, waiting] = [null, null, false];
+    let [current, focused] = [null, null];
 
     const width = () => figure.querySelector(".plot").clientWidth;
     const column = (n) => GUTTER + (n * (width() - GUTTER)) / steps.length;
 
     const draw = () => {
-      waiting = false;
       const [w, h] = [width(), ranks.length * (height + 4) + 18];
       if (!w) return;
-      const ratio = window.devicePixelRatio || 1;
-      canvas.width = w * ratio;
-      canvas.height = h * ratio;
-      canvas.style.height = `${h}px`;
-      const ctx = canvas.getContext("2d");
-      ctx.scale(ratio, ratio);
+      const ctx = Syncline.paint.sized(canvas, w, h);
+      ctx.textAlign = "left";
       const colours = shades.get();
       ctx.font = `11px ${colours.font}`;
       ctx.textBaseline = "middle";
@@ -74,7 +69,7 @@ Syncline.stepbars = (() => {
         ctx.strokeRect(column(chosen) - 1, 0.75, Math.max(column(chosen + 1) - column(chosen), 2) + 1, h - 18);
       }
     };
-    const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
+    const redraw = Syncline.perFrame(draw);
 
     const tell = (n, line, x, y) => {
       const [rank, step] = [ranks[line], steps[n]];

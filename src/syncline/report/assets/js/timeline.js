@@ -16,57 +16,37 @@ Syncline.timeline = (() => {
     const box = readout(stage);
     const finder = Syncline.finder.of(set);
     let layout = layouts.of(set, { folded });
-    let [waiting, pinned, hovered, step, counted] = [false, null, null, null, null]; // times count from step `counted`
+    let [pinned, hovered, step, counted] = [null, null, null, null]; // times count from step `counted`
 
-    const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
+    const redraw = Syncline.perFrame(() => draw());
     const view = Syncline.view.of(set, () => { box.hide(); hovered = null; redraw(); });
     const gutter = () => (scroller.clientWidth < 560 ? 68 : 84);
     const plot = () => ({ left: gutter(), right: scroller.clientWidth - REST });
     const bars = Syncline.stepbars.open(panel.querySelector(".stepbars"), trace.steps, { pick: (number) => pick(number) });
 
-    const size = () => {
-      const [width, height] = [scroller.clientWidth, scroller.clientHeight];
-      const ratio = window.devicePixelRatio || 1;
-      if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-        canvas.width = Math.round(width * ratio);
-        canvas.height = Math.round(height * ratio);
-        canvas.style.width = `${width}px`;
-        canvas.style.height = `${height}px`;
-      }
-      return { width, height, ratio };
-    };
-
     const draw = () => {
-      waiting = false;
       if (!scroller.clientWidth) return;
       const begun = performance.now();
-      const { width, height, ratio } = size();
+      const [width, height] = [scroller.clientWidth, scroller.clientHeight];
       const colours = shades.get();
-      const ctx = canvas.getContext("2d");
-      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+      canvas.style.width = `${width}px`;
+      const ctx = paint.sized(canvas, width, height);
       ctx.fillStyle = colours.card;
       ctx.fillRect(0, 0, width, height);
       const frame = { ...view.state, ...plot(), top: ruler.HEIGHT, bottom: height };
       const brush = paint.pen(ctx, frame);
       ruler.draw(brush, { zero: zero(), bottom: Math.min(height, layout.height + ruler.HEIGHT), width });
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(frame.left, frame.top, frame.right - frame.left, height - frame.top);
-      ctx.clip();
-      gap(brush);
-      paint.groups(brush, set, parts, layout, { shift: scroller.scrollTop, wanted: finder.state.marks });
-      if (pinned !== null) inspect.frames(brush, set, layout, pinned, colours);
-      if (hovered !== null && hovered !== pinned) {
-        const line = layouts.place(layout, set.rowOf(hovered));
-        if (line) paint.frame(brush, set, hovered, line, colours.soft);
-      }
-      ctx.restore();
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(0, frame.top, width, height - frame.top);
-      ctx.clip();
-      ruler.names(brush, layout, { shift: scroller.scrollTop, gutter: gutter(), bottom: height });
-      ctx.restore();
+      paint.clipped(ctx, [frame.left, frame.top, frame.right - frame.left, height - frame.top], () => {
+        gap(brush);
+        paint.groups(brush, set, parts, layout, { shift: scroller.scrollTop, wanted: finder.state.marks });
+        if (pinned !== null) inspect.frames(brush, set, layout, pinned, colours);
+        if (hovered !== null && hovered !== pinned) {
+          const line = layouts.place(layout, set.rowOf(hovered));
+          if (line) paint.frame(brush, set, hovered, line, colours.soft);
+        }
+      });
+      paint.clipped(ctx, [0, frame.top, width, height - frame.top],
+        () => ruler.names(brush, layout, { shift: scroller.scrollTop, gutter: gutter(), bottom: height }));
       showPosition();
       stage.dataset.from = String(Math.round(view.state.from));
       stage.dataset.to = String(Math.round(view.state.to));
@@ -229,8 +209,7 @@ Syncline.timeline = (() => {
     const actions = { previous: () => turn(-1), next: () => turn(1), in: zoomIn, out: zoomOut, fit, all: whole, before: () => walk(-1), after: () => walk(1) };
     for (const button of figure.querySelectorAll("[data-do]")) button.addEventListener("click", actions[button.dataset.do]);
     part("input.step").addEventListener("change", (event) => {
-      const asked = Number(event.target.value);
-      const near = set.steps.reduce((best, one) => (Math.abs(one - asked) < Math.abs(best - asked) ? one : best), set.steps[0]);
+      const near = set.nearest(Number(event.target.value));
       if (near !== undefined) pick(near);
     });
     part('input[type="search"]').addEventListener("input", (event) => search(event.target.value));
