@@ -9,7 +9,7 @@ import torch
 from syncline import codecs
 from syncline.bench.codecs import operators, run, speed, table
 from syncline.bench.timing import summarize
-from syncline.report.figures import text_table
+from syncline.report.figures import tabulate, text_table
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_page_is_one_file_with_a_line_for_each_codec(result):
 
 
 def test_tables(result):
-    text = text_table(table.HEADINGS, [table.cells(row) for row in result["rows"]])
+    text = text_table(*tabulate(table.COLUMNS, result["rows"]))
     assert len({len(line) for line in text.splitlines()[1:]}) == 1
     assert table.console_table(result).row_count == len(result["rows"])
 
@@ -74,8 +74,8 @@ def test_operator_rows_follow_from_their_times():
 
 def test_summary_of_times():
     timing = summarize([4.0, 1.0, 2.0, 3.0, 5.0])
-    assert (timing.low, timing.median, timing.high, timing.repetitions) == (2, 3, 4, 5)
-    assert summarize([2.0]).median == 2
+    assert timing == {"median": 3, "low": 2, "high": 4, "repetitions": 5, "issue": None}
+    assert summarize([2.0])["median"] == 2
 
 
 @pytest.mark.parametrize("name", ["codecs", "overhead", "recorder"])

@@ -64,7 +64,7 @@ def told(path):
     between = [
         diff(*two) for two in ((mine, side(Trace.of(SPANS, split=False))), (side(Trace.of(SPANS, split=False)), mine))
     ]
-    json.dumps([found, made.data, [(bar.ms, bar.width) for bar in made.bars]], allow_nan=False)
+    json.dumps([found, made.data, [(bar["ms"], bar["width"]) for bar in made.bars]], allow_nan=False)
     assert [one.sentence for one in between]
     json.dumps([one.as_json() for one in between], allow_nan=False)
     replay = Replay(source, first=1)

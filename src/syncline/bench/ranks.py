@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from syncline.bench.output import environment, write_json
-from syncline.bench.training import Options
+from syncline.bench.training import Options, compression
 from syncline.cluster.gpu import mps_daemon, rank_environment
 from syncline.cluster.nodes import Node
 from syncline.cluster.ranks import Place, run_ranks, warm_up
@@ -102,9 +103,8 @@ def result_of(
 def _command(name: str, options: Options) -> str:
     """The command that repeats a measurement."""
     values = {key: getattr(options, key) for key in ("device", "model", "data", *_NUMBERS)}
-    codecs = [way.partition("(")[2].removesuffix(")") for way in options.ways]
     if name == "overhead":
-        values["codecs"] = ",".join(filter(None, codecs))
+        values["codecs"] = ",".join(filter(None, map(compression, options.ways)))
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
     return shlex.join(["python", "-m", f"syncline.bench.{name}", *arguments])
 
@@ -124,14 +124,15 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
 def run_command(
     commands: argparse.ArgumentParser,
     arguments: Sequence[str] | None,
-    measure: Callable[[dict[str, Any]], dict[str, Any]],
+    options: Callable[..., Options],
+    measure: Callable[..., dict[str, Any]],
     table: Callable[[dict[str, Any]], tuple[Sequence[str], Sequence[Sequence[str]]]],
 ) -> int:
-    """Measure, print the table and the warnings, write JSON where asked; the exit code."""
+    """Measure with the progress on standard error, print table and warnings, write JSON where asked; the exit code."""
     given = vars(commands.parse_args(arguments))
     out = given.pop("out")
     try:
-        result = measure(given)
+        result = measure(options(**given), progress=partial(print, file=sys.stderr))
     except UsageError as error:
         commands.error(str(error))
     except RankFailure as failure:
@@ -142,8 +143,3 @@ def run_command(
     if out is not None:
         write_json(result, out)
     return 0
-
-
-def to_stderr(text: str) -> None:
-    """Show progress where it does not mix with the table."""
-    print(text, file=sys.stderr)

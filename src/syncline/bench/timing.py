@@ -1,10 +1,10 @@
 """Timing on the CPU and on CUDA: clock, warm-up, repetitions, median and quartiles, ratios of paired times."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -14,25 +14,20 @@ from syncline.stats import median, quartiles
 _FILLER_SIZE, _FILLERS = 4096, 3
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(TypedDict):
     """Milliseconds: median, quartiles, number of repetitions, and the host time to issue the work (`issue`)."""
 
     median: float
     low: float
     high: float
     repetitions: int
-    issue: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        return asdict(self)
+    issue: float | None
 
 
-def summarize(samples: Sequence[float]) -> Timing:
+def summarize(samples: Sequence[float], *, issue: float | None = None) -> Timing:
     """Median and quartiles of times in milliseconds."""
     low, high = quartiles(samples)
-    return Timing(median(samples), low, high, len(samples))
+    return {"median": median(samples), "low": low, "high": high, "repetitions": len(samples), "issue": issue}
 
 
 def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -90,7 +85,7 @@ class Clock:
             marks.append((first, self.mark()))
             if self.cuda:
                 torch.cuda.synchronize()  # else work piles up, and the budget would count launches only
-        return replace(summarize([self.between(a, b) for a, b in marks]), issue=median(issue))
+        return summarize([self.between(a, b) for a, b in marks], issue=median(issue))
 
 
 def copy_time(device: torch.device, sources: Sequence[torch.Tensor], **limits: Any) -> Timing:
@@ -100,8 +95,8 @@ def copy_time(device: torch.device, sources: Sequence[torch.Tensor], **limits: A
     return Clock(device).time([partial(t.copy_, s) for t, s in pairs], **limits)
 
 
-def inputs(count: int, device: torch.device, *, spread_bytes: int = 1 << 28, most: int = 8) -> list[torch.Tensor]:
+def inputs(shape: Sequence[int], device: torch.device, *, most: int = 8) -> list[torch.Tensor]:
     """Random float32 tensors, enough of them to be larger than the cache together."""
-    copies = max(1, min(most, spread_bytes // max(1, 4 * count)))
+    copies = max(1, min(most, (1 << 28) // max(1, 4 * math.prod(shape))))
     generator = torch.Generator(device=device).manual_seed(0)
-    return [torch.randn(count, device=device, generator=generator) for _ in range(copies)]
+    return [torch.randn(shape, device=device, generator=generator) for _ in range(copies)]

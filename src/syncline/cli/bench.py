@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from syncline.cli import session
 from syncline.cli.app import new_app
@@ -41,13 +41,12 @@ def codecs(
 ) -> None:
     """Measure every codec: speed against a copy of the same tensor, compression ratio and error."""
     torch_device = _prepare(device, threads)
-    names = _codec_names(codecs)
     from syncline.bench.codecs import speed, table
 
     shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
     if not shapes:
         raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
-    result = speed.measure(torch_device, names=names, shapes=shapes)
+    result = speed.measure(torch_device, names=_codec_names(codecs), shapes=shapes)
     console = Console(stderr=as_json)
     shown = table.console_table(result, width=console.width)
     _finish("codecs", result, shown, console, out=out, page=table.page(result), as_json=as_json)
@@ -58,9 +57,7 @@ def convergence(
     codecs: Codecs = None,
     steps: Annotated[int | None, typer.Option(help="Training steps for each codec; default: 800.")] = None,
     model: Model = None,
-    data: Annotated[
-        str, typer.Option(help="A data set; auto: Fashion-MNIST if present, else generated images.")
-    ] = "auto",
+    data: Annotated[str, typer.Option(help="A data set; auto: Fashion-MNIST or else generated images.")] = "auto",
     seed: Seed = 0,
     threads: Threads = None,
     out: Out = None,
@@ -68,22 +65,20 @@ def convergence(
 ) -> None:
     """Train a small model with every codec: loss curves and accuracy, against dense."""
     _prepare("cpu", threads, steps)
-    names = _codec_names(codecs)
     from syncline.bench.convergence import table
     from syncline.bench.convergence.run import Options, measure
 
     console = Console(stderr=as_json)
     options = Options(steps=steps or Options.steps, data=data, seed=seed, model=model or Options.model)
-    result = measure(options, names, progress=lambda text: say(text, console))
-    shown = table.console_table(result)
-    _finish("convergence", result, shown, console, out=out, page=table.page(result), as_json=as_json)
+    result = measure(options, _codec_names(codecs), progress=lambda text: say(text, console))
+    _finish(
+        "convergence", result, table.console_table(result), console, out=out, page=table.page(result), as_json=as_json
+    )
 
 
 @app.command()
 def overhead(
-    codecs: Annotated[
-        str | None, typer.Option(help="Comma-separated list of codec specs; default: bf16, powersgd.")
-    ] = None,
+    codecs: Annotated[str | None, typer.Option(help="Comma-separated codec specs; default: bf16, powersgd.")] = None,
     device: Device = "cpu",
     model: Model = None,
     steps: BlockSteps = None,
@@ -94,12 +89,11 @@ def overhead(
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
     _prepare(device, threads, steps)
-    names = _codec_names(codecs)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
 
     console = Console(stderr=as_json)
-    options = bench.options(device, names, model=model, steps=steps, threads=threads, seed=seed)
+    options = bench.options(device, _codec_names(codecs), model=model, steps=steps, threads=threads, seed=seed)
     result = bench.measure(options, progress=lambda text: say(text, console))
     _finish("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)
 
@@ -234,14 +228,7 @@ def _prepare(device: str, threads: int | None, steps: int | None = None) -> Any:
 
 
 def _finish(
-    name: str,
-    result: dict[str, Any],
-    table: RenderableType,
-    console: Console,
-    *,
-    out: Path | None,
-    page: str | None = None,
-    as_json: bool,
+    name: str, result: dict[str, Any], table: Any, console: Console, *, out: Path | None, as_json: bool, page: str = ""
 ) -> None:
     """Write NAME.json and, if there is a page, NAME.html; print the table or the JSON."""
     from syncline.bench.output import write_json
@@ -250,10 +237,10 @@ def _finish(
         say(f"warning: {text}", console)
     folder = out or Path("runs") / f"bench-{name}"
     write_json(result, folder / f"{name}.json")
-    if page is not None:
+    if page:
         write_text(page, folder / f"{name}.html")
     if as_json:
         print_json(result)
         return
     console.print(table)
-    say(f"figures: {folder / name}.json" if page is None else f"page: {folder / name}.html", console)
+    say(f"page: {folder / name}.html" if page else f"figures: {folder / name}.json", console)

@@ -61,12 +61,7 @@ class RecordedRun:
         """A network as plain data."""
         bits = self.bandwidth if bandwidth is None else parse_bandwidth(bandwidth)
         rate = network.bytes_per_s if network.bytes_per_s < float("inf") else None
-        return {
-            "ranks": network.ranks,
-            "nodes": network.ranks // self.per_node,
-            "bandwidth": bits,
-            "bytes_per_s": rate,
-        }
+        return {"ranks": network.ranks, "nodes": network.ranks // self.per_node, "bandwidth": bits, "bytes_per_s": rate}
 
     def codecs(self, compress: str | None) -> tuple[list[str], str | None]:
         """The codecs to choose from, and the only one to use if `compress` names a single codec."""
@@ -132,15 +127,10 @@ def find_run(path: Path) -> RecordedRun:
 def replay_text(replay: dict[str, Any]) -> str:
     """The error of the replay as one line."""
     start = f"replay: the recorded plan is predicted at {replay['predicted_ms']:.1f} ms"
+    steps = f"{replay['steps']} steps"
     if replay["error"] is None:
-        return (
-            f"{start}; its error is not known: there are {replay['steps']} measured steps after planning"
-            f" ({_FEWEST_STEPS} are needed)"
-        )
-    return (
-        f"{start}, measured {replay['measured_ms']:.1f} ms (median of {replay['steps']} steps):"
-        f" error {replay['error']:+.1%}"
-    )
+        return f"{start}; its error is not known: {steps} were measured after planning, {_FEWEST_STEPS} are needed"
+    return f"{start}, measured {replay['measured_ms']:.1f} ms (median of {steps}): error {replay['error']:+.1%}"
 
 
 def network_text(facts: dict[str, Any]) -> str:

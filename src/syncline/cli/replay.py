@@ -92,16 +92,8 @@ def _questions(what: str | None) -> list[str]:
 
 def _replayed(replay: Replay, what: str) -> dict[str, Any]:
     answer = replay.ask(what)
-    return {
-        "what": answer.what,
-        "predicted_ms": answer.steps.median,
-        "gain_ms": answer.gain_ms,
-        "speedup": replay.same.median / answer.steps.median if answer.steps.median else None,
-        "mean_ms": answer.steps.mean,
-        "mean_gain_ms": replay.same.mean - answer.steps.mean,
-        "by": "replay",
-        "says": answer.says,
-    }
+    means = {"mean_ms": answer.steps.mean, "mean_gain_ms": replay.same.mean - answer.steps.mean}
+    return _answer(answer.what, replay.same.median, answer.steps.median, means, by="replay", says=answer.says)
 
 
 def _other_codec(path: Path, what: str) -> dict[str, Any]:
@@ -110,17 +102,15 @@ def _other_codec(path: Path, what: str) -> dict[str, Any]:
         raise UsageError(f"'{what}' needs cost curves, which {path} does not hold: {FIX}, or leave it out")
     found = find_run(path)
     choice = found.best_plan(found.own_network, what.removeprefix(_CODEC))
-    now, predicted = found.step_ms(found.record.plan, found.own_network), choice.step * 1e3
-    return {
-        "what": what,
-        "predicted_ms": predicted,
-        "gain_ms": now - predicted,
-        "speedup": now / predicted if predicted else None,
-        "mean_ms": None,
-        "mean_gain_ms": None,
-        "by": "cost curves",
-        "says": f"the planner's best with {choice.plan.about['chosen']}; predicted for the plan that ran: {now:.1f} ms",
-    }
+    now = found.step_ms(found.record.plan, found.own_network)
+    says = f"the planner's best with {choice.plan.about['chosen']}; predicted for the plan that ran: {now:.1f} ms"
+    return _answer(what, now, choice.step * 1e3, {"mean_ms": None, "mean_gain_ms": None}, by="cost curves", says=says)
+
+
+def _answer(what: str, now: float, predicted: float, means: dict[str, Any], **source: str) -> dict[str, Any]:
+    """An answer as plain data; `now` is the prediction for the run as it was."""
+    speedup = now / predicted if predicted else None
+    return {"what": what, "predicted_ms": predicted, "gain_ms": now - predicted, "speedup": speedup, **means, **source}
 
 
 def _network(replay: Replay) -> dict[str, float | None] | None:

@@ -27,20 +27,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print results.json on standa
 Recipe = Annotated[str | None, typer.Option(help="A recipe that ships with Syncline, or a TOML file.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set train.optimizer='sgd(lr=0.1)'.")]
 
-_KEYS = {
-    "model": "train.model",
-    "data": "train.data",
-    "steps": "train.steps",
-    "epochs": "train.epochs",
-    "batch": "train.batch",
-    "seed": "train.seed",
-    "checkpoint_every": "train.checkpoint_every",
-    "nproc": "cluster.nproc",
-    "nodes": "cluster.nodes",
-    "bandwidth": "cluster.bandwidth",
-    "strategies": "compare.strategies",
-    "scale": "compare.scale",
+_SECTIONS = {
+    "train": ("model", "data", "steps", "epochs", "batch", "seed", "checkpoint_every"),
+    "cluster": ("nproc", "nodes", "bandwidth"),
+    "compare": ("strategies", "scale"),
 }
+"""The options that are settings of the same name, by section."""
+_KEYS = {name: f"{section}.{name}" for section, names in _SECTIONS.items() for name in names}
 
 
 def resolve(options: Mapping[str, Any]) -> Config:

@@ -11,7 +11,8 @@ from typing import Any
 
 from syncline import __version__
 from syncline.report.figures import bandwidth, one_line, rounded, significant
-from syncline.report.html import parts, render
+from syncline.report.html import render
+from syncline.report.page import parts
 from syncline.report.spans import columns
 from syncline.results.file import finite
 from syncline.trace.span import STEP, Span
@@ -48,19 +49,6 @@ class Group:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Page:
-    """Everything that the template needs."""
-
-    title: str
-    groups: Sequence[Group]
-    table: Table
-    facts: Sequence[str] = ()
-    sentences: Sequence[str] = ()
-    cautions: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-
 def codecs_page(result: Row, table: Table) -> str:
     """The page of `bench codecs`: speed of encoding and decoding over the tensor's size."""
     # A codec that does nothing would only stretch the axis.
@@ -83,8 +71,8 @@ def codecs_page(result: Row, table: Table) -> str:
         if rows
     ]
     note = "100% is as fast as copying the tensor; a codec that writes fewer bytes than the copy can be faster."
-    page = Page("Speed of codecs", [Group("Speed", plots, note=note)] if plots else [], table, facts=_facts(result))
-    return _render(page, names)
+    groups = [Group("Speed", plots, note=note)] if plots else []
+    return _render("Speed of codecs", groups, table, names, facts=_facts(result))
 
 
 def convergence_page(result: Row, table: Table) -> str:
@@ -98,8 +86,8 @@ def convergence_page(result: Row, table: Table) -> str:
         small=True,
     )
     facts = [*(f"{key} {value}" for key, value in result["setting"].items()), *_facts(result)]
-    page = Page("Convergence under every codec", [group] if plots else [], table, facts=facts)
-    return _render(page, [row["codec"] for row in result["rows"]])
+    names = [row["codec"] for row in result["rows"]]
+    return _render("Convergence under every codec", [group] if plots else [], table, names, facts=facts)
 
 
 def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
@@ -118,10 +106,13 @@ def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
         if row["error"]
     ]
     shown = [name for name in result["pictured"] if result["timelines"].get(name, {}).get("marks")]
-    page = Page(
+    medians = {row["strategy"]: row["step_ms"] for row in timed}
+    return _render(
         result["title"],
         [Group("Time of a step", [bars], key=key)] if timed else [],
         table,
+        spans=[_two_steps(name, result["timelines"][name], medians[name]) for name in shown],
+        pair=shown,
         facts=[*_overlap_facts(result), *_facts(result)],
         sentences=sentences,
         cautions=[*result["warnings"], *crashes],
@@ -131,9 +122,6 @@ def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
             " A star marks the best bucket size."
         ],
     )
-    medians = {row["strategy"]: row["step_ms"] for row in timed}
-    spans = [_two_steps(name, result["timelines"][name], medians[name]) for name in shown]
-    return _render(page, [], spans=spans, pair=shown)
 
 
 def sweep_page(rows: Sequence[Row], pays: Sequence[Row], table: Table, *, title: str) -> str:
@@ -169,7 +157,7 @@ def sweep_page(rows: Sequence[Row], pays: Sequence[Row], table: Table, *, title:
         small=True,
         note="Dashed upright line: compression beyond bf16 pays only at lower bandwidths.",
     )
-    return _render(Page(title, [group], table), [name for name, _, _ in _SERIES])
+    return _render(title, [group], table, [name for name, _, _ in _SERIES])
 
 
 def smooth(values: Sequence[float], window: int = _SMOOTH) -> list[float]:
@@ -185,11 +173,22 @@ def smooth(values: Sequence[float], window: int = _SMOOTH) -> list[float]:
     return out
 
 
-def _render(page: Page, names: Sequence[str], *, spans: Sequence[dict[str, Any]] = (), pair: Sequence[str] = ()) -> str:
-    plots = [plot for group in page.groups for plot in group.plots]
+def _render(
+    title: str,
+    groups: Sequence[Group],
+    table: Table,
+    names: Sequence[str] = (),
+    *,
+    spans: Sequence[dict[str, Any]] = (),
+    pair: Sequence[str] = (),
+    **texts: Sequence[str],
+) -> str:
+    """The page as text. `names` are the lines of the charts; `texts` are facts, sentences, cautions and notes."""
+    plots = [plot for group in groups for plot in group.plots]
     runs = [{"label": name} for name in names]
     data = {"parts": parts(), "runs": runs, "plots": plots, "pair": list(pair)}
-    return render("bench.html.j2", data, spans=spans, charts="plots", page=page, title=page.title, version=__version__)
+    page = {"groups": groups, "table": table, "facts": (), "sentences": (), "cautions": (), "notes": (), **texts}
+    return render("bench.html.j2", data, spans=spans, charts="plots", title=title, version=__version__, page=page)
 
 
 def _facts(result: Row) -> list[str]:

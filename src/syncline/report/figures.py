@@ -3,17 +3,28 @@
 import math
 import re
 import unicodedata
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 NONE = "-"
 """Shown where a figure does not exist."""
+Columns = Sequence[tuple[str, Callable[[Any], str]]]
+"""Columns of a table: each heading with the function that formats a row's cell."""
+P = ParamSpec("P")
 
 
-def absent(value: float | None) -> bool:
-    """Whether there is no finite number to show."""
-    return value is None or not math.isfinite(value)
+def _or_dash(show: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
+    """Make a function show the dash where there is no finite number."""
+
+    @wraps(show)
+    def shown(value: float | None, /, *args: P.args, **options: P.kwargs) -> str:
+        return NONE if value is None or not math.isfinite(value) else show(value, *args, **options)
+
+    return shown
 
 
+@_or_dash
 def significant(value: float, *, digits: int = 3) -> str:
     """`value` with `digits` significant digits, never in scientific notation above 1e-4.
 
@@ -39,15 +50,20 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def duration(ms: float | None) -> str:
+@_or_dash
+def duration(ms: float) -> str:
     """Milliseconds, as ms below 10 s and as seconds above.
 
     >>> duration(885.4), duration(22359.2), duration(None)
     ('885 ms', '22.4 s', '-')
     """
-    if ms is None or absent(ms):
-        return NONE
     return f"{significant(ms / 1000)} s" if abs(ms) >= 10_000 else f"{significant(ms)} ms"
+
+
+@_or_dash
+def seconds(value: float) -> str:
+    """Seconds, as `duration` shows them."""
+    return duration(value * 1000)
 
 
 def between(low: float | None, high: float | None) -> str:
@@ -56,68 +72,63 @@ def between(low: float | None, high: float | None) -> str:
     >>> between(952.4, 1010.2)
     '952-1010'
     """
-    if low is None or high is None or absent(low) or absent(high):
-        return NONE
-    return f"{significant(low)}-{significant(high)}"
+    ends = significant(low), significant(high)
+    return NONE if NONE in ends else "-".join(ends)
 
 
-def size(count: float | None) -> str:
+@_or_dash
+def size(count: float) -> str:
     """Bytes in decimal units.
 
     >>> size(221_400_000), size(512)
     ('221 MB', '512 B')
     """
-    if count is None or absent(count):
-        return NONE
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= factor:
-            return f"{significant(count / factor)} {unit}"
-    return f"{significant(count)} B"
+    return _scaled(count, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1)))
 
 
-def percent(share: float | None) -> str:
+@_or_dash
+def percent(share: float) -> str:
     """A share of 1 as a percentage.
 
     >>> percent(0.6234), percent(0.004), percent(1.004)
     ('62%', '0.4%', '100%')
     """
-    if share is None or absent(share):
-        return NONE
     value = share * 100
     return f"{value:.0f}%" if abs(value) >= 9.95 or value == 0 else f"{value:.1f}%".replace(".0%", "%")
 
 
-def accuracy(share: float | None) -> str:
+@_or_dash
+def accuracy(share: float) -> str:
     """A share of correct answers, to a tenth of a percent."""
-    return NONE if share is None or absent(share) else f"{share * 100:.1f}%"
+    return f"{share * 100:.1f}%"
 
 
-def times(ratio: float | None) -> str:
+@_or_dash
+def times(ratio: float) -> str:
     """A ratio: `4.0x`, with two decimals below 2 and none from 20 on."""
-    if ratio is None or absent(ratio):
-        return NONE
     return f"{ratio:.0f}x" if ratio >= 20 else f"{ratio:.1f}x" if ratio >= 1.95 else f"{ratio:.2f}x"
 
 
-def bandwidth(bits: float | None) -> str:
+@_or_dash
+def bandwidth(bits: float) -> str:
     """Bits a second in decimal units.
 
     >>> bandwidth(1_000_000_000), bandwidth(200e6)
     ('1 Gbit/s', '200 Mbit/s')
     """
-    if bits is None or absent(bits):
-        return NONE
-    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= factor:
-            return f"{significant(bits / factor)} {unit}"
-    return f"{significant(bits)} bit/s"
+    return _scaled(bits, (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1)))
 
 
-def number(value: float | None, *, digits: int = 4) -> str:
-    """A plain number, or the dash."""
-    return (
-        NONE if value is None or absent(value) else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
-    )
+def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
+    """`value` in the largest unit that it reaches, or else in the last one."""
+    unit, factor = next((pair for pair in units if abs(value) >= pair[1]), units[-1])
+    return f"{significant(value / factor)} {unit}"
+
+
+@_or_dash
+def number(value: float, *, digits: int = 4) -> str:
+    """A plain number."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -143,6 +154,11 @@ def one_line(text: object, *, limit: int = 160) -> str:
     """The first line of `text`, printable, cut at `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def tabulate(columns: Columns, rows: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+    """The headings of a table, and the cells of its rows."""
+    return [head for head, _ in columns], [[cell(row) for _, cell in columns] for row in rows]
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from syncline import __version__
 from syncline.files import write_text
 from syncline.report import figures
-from syncline.report.page import PARTS, page
+from syncline.report.page import PARTS, page, parts
 from syncline.report.panels import Panel, Traces, traces
 from syncline.report.spans import ORDER
 from syncline.results.schema import Results
@@ -40,7 +40,7 @@ COLORS = 10
 """Colours in the palette. The eleventh strategy gets the first colour again, with a dashed line."""
 
 _FILTERS = (
-    "accuracy", "bandwidth", "between", "duration", "number", "one_line", "percent", "plural", "printable",
+    "accuracy", "bandwidth", "between", "duration", "number", "one_line", "percent", "plural", "printable", "seconds",
     "significant", "size", "times", "unbroken",
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ def render_html(results: Results, *, folder: Path | None = None, new_trace: Trac
     found = Traces() if folder is None else traces(results, folder, new_trace=new_trace)
     return render(
         "page.html.j2",
-        content.data,
+        content["data"],
         spans=[panel.data for panel in found.panels],
         page=content,
         results=results,
@@ -81,11 +81,6 @@ def render_view(panels: Sequence[Panel], *, title: str, source: str, notes: Sequ
         version=__version__,
         traces=Traces(tuple(panels), tuple(notes)),
     )
-
-
-def parts() -> list[dict[str, str]]:
-    """The parts of a step for the scripts, in the order of a step."""
-    return [{"key": key, "name": name} for key, name in PARTS.items()]
 
 
 def render(

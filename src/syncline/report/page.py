@@ -1,83 +1,53 @@
 """Content of the report page as plain data: the template formats it, the scripts draw it. No markup here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from syncline.report.compare import Row, parts_ms, rows, share, step_median
 from syncline.report.figures import one_line, rounded
-from syncline.report.scaling import Curve, StartUp, curves, start_ups
-from syncline.report.verdict import Verdict, cautions, headline, verdicts
+from syncline.report.scaling import curves, start_ups
+from syncline.report.verdict import cautions, headline, verdicts
 from syncline.results.file import finite
 from syncline.results.schema import Results, Run
 from syncline.trace.span import PHASES
 
-PARTS = {
-    "data": "data",
-    "forward": "forward",
-    "backward": "backward",
-    "exposed_encode": "exposed encode",
-    "exposed_exchange": "exposed exchange",
-    "wait": "wait",
-    "update": "update",
-    "other": "other",
-}
+PARTS = {phase: phase.replace("_", " ") for phase in PHASES}
 """Names of the parts of a step on the page, in the order of a step."""
 
-Strip = tuple[tuple[str, float, float], ...]
-"""The parts of a step side by side: (part, start, width), both in percent."""
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One run on the page: its row and verdict, its place in the palette, and the strips of its parts."""
-
-    index: int
-    row: Row
-    verdict: Verdict
-    strip: Strip
-    box: dict[str, float] | None
-    rank_strips: tuple[Strip, ...]
-
-
-@dataclass(frozen=True)
-class Page:
-    """Everything the template needs."""
-
-    results: Results
-    headline: str
-    entries: tuple[Entry, ...]
-    cautions: tuple[str, ...]
-    start_ups: tuple[StartUp, ...]
-    start_up_parts: tuple[str, ...]
-    curves: tuple[Curve, ...]
-    loss_steps: tuple[int, ...]
-    config: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
-    data: dict[str, Any]
-
-
-def page(results: Results, *, loss_every: int = 20, loss_rows: int = 25) -> Page:
-    """The page of `results`."""
+def page(results: Results, *, loss_every: int = 20, loss_rows: int = 25) -> dict[str, Any]:
+    """Everything that the template needs; an entry is a run, its place in the palette and the strips of its parts."""
     table = rows(results)
     starts = start_ups(results)
     last = max((len(row.run.get("loss", [])) for row in table), default=0)
     stride = loss_every * max(1, -(-last // (loss_every * loss_rows)))
-    return Page(
-        results=results,
-        headline=headline(results),
-        entries=tuple(_entry(i, r, v, table) for i, (r, v) in enumerate(zip(table, verdicts(results), strict=True))),
-        cautions=(*map(str, results.get("warnings", [])), *cautions(results)),
-        start_ups=tuple(starts),
-        start_up_parts=tuple(
-            dict.fromkeys(name for start in starts for name, _ in start.parts if name != "first step")
-        ),
-        curves=tuple(curves(results)),
-        loss_steps=tuple([*range(stride, last + 1, stride)] or ([last] if last else [])),
-        config=tuple(flatten(results.get("config", {}))),
-        environment=tuple(flatten(results.get("environment", {}))),
-        data=chart_data(results),
-    )
+    return {
+        "headline": headline(results),
+        "entries": [
+            {
+                "index": index,
+                "row": row,
+                "verdict": verdict,
+                "strip": shares_strip(row.run.get("breakdown", {})),
+                "box": _box(row.run, table),
+                "rank_strips": [shares_strip(rank.get("breakdown", {})) for rank in row.run.get("ranks", [])],
+            }
+            for index, (row, verdict) in enumerate(zip(table, verdicts(results), strict=True))
+        ],
+        "cautions": [*map(str, results.get("warnings", [])), *cautions(results)],
+        "start_ups": starts,
+        "start_up_parts": dict.fromkeys(name for start in starts for name, _ in start.parts if name != "first step"),
+        "curves": curves(results),
+        "loss_steps": [*range(stride, last + 1, stride)] or ([last] if last else []),
+        "config": flatten(results.get("config", {})),
+        "environment": flatten(results.get("environment", {})),
+        "data": chart_data(results),
+    }
+
+
+def parts() -> list[dict[str, str]]:
+    """The parts of a step for the scripts, in the order of a step."""
+    return [{"key": key, "name": name} for key, name in PARTS.items()]
 
 
 def chart_data(results: Results) -> dict[str, Any]:
@@ -85,21 +55,16 @@ def chart_data(results: Results) -> dict[str, Any]:
     table = rows(results)
     index = {id(row.run): i for i, row in enumerate(table)}
     return {
-        "parts": [{"key": key, "name": name} for key, name in PARTS.items()],
+        "parts": parts(),
         "runs": [_chart_run(row) for row in table],
         "curves": [
             {
                 "strategy": curve.strategy,
                 "color": index[id(curve.points[-1].run)],
                 "points": [
-                    {
-                        "n": point.world_size,
-                        "rate": rounded(point.samples_per_s),
-                        "speedup": rounded(point.speedup),
-                        "efficiency": rounded(point.efficiency),
-                        "whole": rounded(point.whole_speedup),
-                    }
-                    for point in curve.points
+                    {"n": p.world_size, "rate": rounded(p.samples_per_s), "speedup": rounded(p.speedup)}
+                    | {"efficiency": rounded(p.efficiency), "whole": rounded(p.whole_speedup)}
+                    for p in curve.points
                 ],
             }
             for curve in curves(results)
@@ -107,10 +72,10 @@ def chart_data(results: Results) -> dict[str, Any]:
     }
 
 
-def flatten(table: Any, *, prefix: str = "") -> list[tuple[str, str]]:
+def flatten(table: Any) -> list[tuple[str, str]]:
     """A nested table as dotted names and printed values, depth first."""
     found: list[tuple[str, str]] = []
-    pending = [(prefix, table)]
+    pending = [("", table)]
     while pending:
         name, value = pending.pop()
         if isinstance(value, dict) and value:
@@ -121,19 +86,8 @@ def flatten(table: Any, *, prefix: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _entry(index: int, row: Row, verdict: Verdict, table: list[Row]) -> Entry:
-    return Entry(
-        index=index,
-        row=row,
-        verdict=verdict,
-        strip=shares_strip(row.run.get("breakdown", {})),
-        box=_box(row.run, table),
-        rank_strips=tuple(shares_strip(rank.get("breakdown", {})) for rank in row.run.get("ranks", [])),
-    )
-
-
-def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> Strip:
-    """The parts of a step side by side, in percent of `whole` (by default of their sum)."""
+def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> list[tuple[str, float, float]]:
+    """The parts of a step side by side: (part, start, width), in percent of `whole` (by default of their sum)."""
     values = {part: max(finite(parts.get(part)) or 0.0, 0.0) for part in PHASES}
     whole = sum(values.values()) if whole is None else whole
     strip, start = [], 0.0
@@ -142,7 +96,7 @@ def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> Str
         if width > 0:
             strip.append((part, round(start, 3), round(width, 3)))
         start += width
-    return tuple(strip)
+    return strip
 
 
 def _box(run: Run, table: list[Row]) -> dict[str, float] | None:

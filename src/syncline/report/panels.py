@@ -9,7 +9,7 @@ from typing import Any
 from syncline.errors import UsageError
 from syncline.report.compare import labels
 from syncline.report.figures import duration, one_line, percent, size
-from syncline.report.page import Strip, shares_strip
+from syncline.report.page import shares_strip
 from syncline.report.spans import LIMIT, columns, excerpt
 from syncline.results.file import finite
 from syncline.results.schema import Results
@@ -30,26 +30,6 @@ MAX_FILE_BYTES = 48 << 20
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One time in the comparison of a step: its name, milliseconds, width in percent, and a note."""
-
-    name: str
-    ms: float
-    width: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class RankRow:
-    """One rank: its step time, its parts as a strip, and milliseconds for each part."""
-
-    rank: int
-    step_ms: Mapping[str, Any]
-    strip: Strip
-    ms: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Panel:
     """A traced run on the page. `index` is its place among the results or -1; `data` is for the script."""
 
@@ -59,8 +39,10 @@ class Panel:
     notes: tuple[str, ...]
     command: str
     excerpt: str
-    bars: tuple[Bar, ...]
-    ranks: tuple[RankRow, ...]
+    bars: Sequence[Mapping[str, Any]]
+    """Times in the comparison of a step: name, milliseconds, width in percent, and a note."""
+    ranks: Sequence[Mapping[str, Any]]
+    """Each rank: its step time, its parts as a strip, and milliseconds for each part."""
     units: tuple[Mapping[str, Any], ...]
     more_units: int
     data: dict[str, Any]
@@ -101,12 +83,11 @@ def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) ->
                 )
             made, key = _cached_panel(file, (state.st_mtime_ns, state.st_size), limit, new_trace)
             found.append(made.placed(*places[key]) if key in places else made)
-        except UsageError as error:
-            notes.append(f"{file.parent.name} has no timeline: {error}")
-        except OSError as error:
-            notes.append(f"{file.parent.name} has no timeline: cannot read {file.name}: {error.strerror}")
         except Exception as error:  # a broken trace must not hide the results or the other traces
-            notes.append(f"{file.parent.name} has no timeline: {one_line(f'{type(error).__name__}: {error}')}")
+            why = str(error) if isinstance(error, UsageError) else one_line(f"{type(error).__name__}: {error}")
+            if isinstance(error, OSError):
+                why = f"cannot read {file.name}: {error.strerror}"
+            notes.append(f"{file.parent.name} has no timeline: {why}")
     found.sort(key=lambda one: (one.index < 0, one.index))
     return Traces(tuple(found), tuple(notes))
 
@@ -151,9 +132,9 @@ def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, in
             "label": label,
             "spans": columns(chosen.spans),
             "gap": chosen.gap,
-            "steady": _steady(analysis),
+            "steady": (analysis.get("steps") or {}).get("steady_first") or 0,
             "steps": [
-                [row["rank"], row["step"], *(_short(row["breakdown_ms"].get(part)) for part in PHASES)]
+                [row["rank"], row["step"], *(round(finite(row["breakdown_ms"].get(p)) or 0.0, 4) for p in PHASES)]
                 for row in analysis.get("per_step") or []
             ],
         },
@@ -184,13 +165,13 @@ def _analysis(source: Trace, steps: tuple[int, int] | None) -> dict[str, Any]:
         return {"verdict": {"kind": "unclear", "sentence": str(error), "recoverable_ms": None}, "notes": source.notes}
 
 
-def _bars(analysis: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ...]:
+def _bars(analysis: Mapping[str, Any], predicted: float | None) -> list[dict[str, Any]]:
     """Measured, predicted and the bound, on one scale."""
     step = finite((analysis.get("step_ms") or {}).get("median"))
     bound = analysis.get("bound") or {}
     best, compute, wire = (finite(bound.get(key)) for key in ("bound_ms", "compute_ms", "wire_ms"))
     if not step:
-        return ()
+        return []
     found = [("measured", step, "median step")]
     if predicted:
         off = step / predicted - 1
@@ -199,23 +180,14 @@ def _bars(analysis: Mapping[str, Any], predicted: float | None) -> tuple[Bar, ..
         parts = [f"{name} {duration(ms)}" for name, ms in (("compute", compute), ("wire", wire)) if ms is not None]
         found.append(("bound", best, f"the longer of {' and '.join(parts)}" if len(parts) > 1 else " ".join(parts)))
     top = max(ms for _, ms, _ in found)
-    return tuple(Bar(name, ms, round(100 * ms / top, 2), note) for name, ms, note in found)
+    return [{"name": name, "ms": ms, "width": round(100 * ms / top, 2), "note": note} for name, ms, note in found]
 
 
-def _ranks(rows: Sequence[Mapping[str, Any]]) -> tuple[RankRow, ...]:
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One strip per rank; its length is the rank's mean step relative to the longest of all ranks."""
     parts = [row.get("breakdown_ms") or {} for row in rows]
     top = max((sum(max(finite(ms.get(part)) or 0.0, 0.0) for part in PHASES) for ms in parts), default=0.0)
-    return tuple(
-        RankRow(int(row["rank"]), row.get("step_ms") or {}, shares_strip(ms, whole=top), ms)
+    return [
+        {"rank": row["rank"], "step_ms": row.get("step_ms") or {}, "strip": shares_strip(ms, whole=top), "ms": ms}
         for row, ms in zip(rows, parts, strict=True)
-    )
-
-
-def _steady(analysis: Mapping[str, Any]) -> int:
-    first = (analysis.get("steps") or {}).get("steady_first")
-    return first if isinstance(first, int) else 0
-
-
-def _short(value: Any) -> float:
-    return round(finite(value) or 0.0, 4)
+    ]

@@ -99,40 +99,34 @@ def curves(results: Results) -> list[Curve]:
     for run in results["runs"]:
         if ok(run):
             families.setdefault(run["strategy"], {})[workers(run)] = run
-    return [_curve(name, sizes) for name, sizes in families.items() if len(sizes) > 1]
+    return [
+        Curve(name, tuple(_point(sizes[size], sizes[min(sizes)]) for size in sorted(sizes)))
+        for name, sizes in families.items()
+        if len(sizes) > 1
+    ]
 
 
-def _curve(strategy: str, sizes: dict[int, Run]) -> Curve:
-    base = sizes[min(sizes)]
-    whole_base = _whole_s(base)
-    points = []
-    for size in sorted(sizes):
-        run = sizes[size]
-        start = start_up(run)
-        whole = _whole_s(run)
-        points.append(
-            Point(
-                world_size=size,
-                run=run,
-                step_ms=step_median(run),
-                first_epoch_s=start.first_epoch_s,
-                later_epoch_s=start.later_epoch_s,
-                samples_per_s=finite(run.get("samples_per_s")),
-                speedup=speedup(run, base),
-                efficiency=efficiency(run, base),
-                whole_s=whole,
-                whole_speedup=whole_base / whole if whole and whole_base else None,
-            )
-        )
-    return Curve(strategy, tuple(points))
-
-
-def _whole_s(run: Run) -> float | None:
-    """Start-up plus all training: the epochs if they were timed, else the steps. Without testing."""
+def _point(run: Run, base: Run) -> Point:
     start = start_up(run)
+    whole, whole_base = _whole_s(run, start), _whole_s(base, start_up(base))
+    return Point(
+        world_size=workers(run),
+        run=run,
+        step_ms=start.step_ms,
+        first_epoch_s=start.first_epoch_s,
+        later_epoch_s=start.later_epoch_s,
+        samples_per_s=finite(run.get("samples_per_s")),
+        speedup=speedup(run, base),
+        efficiency=efficiency(run, base),
+        whole_s=whole,
+        whole_speedup=whole_base / whole if whole and whole_base else None,
+    )
+
+
+def _whole_s(run: Run, start: StartUp) -> float | None:
+    """Start-up plus all training: the epochs if they were timed, else the steps. Without testing."""
     epochs = numbers([e.get("train_s") for e in run.get("epochs", [])])
     if epochs:
         outside = sum(ms for name, ms in start.parts if name != "first step")  # the first epoch includes it
         return sum(epochs) + outside / 1000
-    whole = (start.total_ms + start.steady_ms) / 1000
-    return whole or None
+    return (start.total_ms + start.steady_ms) / 1000 or None

@@ -8,6 +8,7 @@ import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from syncline.report.figures import one_line, plural
@@ -74,21 +75,26 @@ def columns(spans: Sequence[Span]) -> dict[str, Any]:
     """The spans as plain data, strict JSON."""
     origin = min((span.start for span in spans), default=0)
     strings: dict[str, int] = {}
-    names = _Names(strings)
+
+    @cache
+    def name(text: str) -> int:
+        """Index of a name in the table of strings, where it is shortened to one line."""
+        return strings.setdefault(one_line(text, limit=_NAME), len(strings))
+
     kinds: dict[tuple[int, int, int], int] = {}
     rows: list[list[int]] = []
-    starts, lengths, which, steps = bytearray(), bytearray(), bytearray(), bytearray()
+    starts, lengths, which, steps = (bytearray() for _ in range(4))
     for (rank, lane), members in _lanes(spans):
         for slot, row in enumerate(_rows(members)):
             at, step = origin, 0
             for span in row:
-                kind = (names[span.name], names[span.unit], max(0, span.bytes))
+                kind = (name(span.name), name(span.unit), max(0, span.bytes))
                 _append(starts, span.start - at)
                 _append(lengths, max(0, span.end - span.start))
                 _append(which, kinds.setdefault(kind, len(kinds)))
                 _append(steps, _zigzag(span.step - step))
                 at, step = span.start, span.step
-            rows.append([rank, names[lane], slot, len(row)])
+            rows.append([rank, name(lane), slot, len(row)])
     return {
         "strings": list(strings),
         "kinds": [number for kind in kinds for number in kind],
@@ -124,19 +130,6 @@ def _rows(spans: list[Span]) -> list[list[Span]]:
         rows[slot].append(span)
         ends[slot] = max(ends[slot], span.end)
     return rows
-
-
-class _Names(dict[str, int]):
-    """Index of each name in the table of strings, where it is shortened to one line."""
-
-    def __init__(self, strings: dict[str, int]) -> None:
-        super().__init__()
-        self._strings = strings
-
-    def __missing__(self, name: str) -> int:
-        shown = one_line(name, limit=_NAME)
-        self[name] = self._strings.setdefault(shown, len(self._strings))
-        return self[name]
 
 
 def _zigzag(number: int) -> int:

@@ -1,11 +1,10 @@
 """The report on the console: tables, verdicts and notes, with rich.
 
-Cells are plain ASCII, so that log files and narrow terminals show them, too. Strings from the results are `Text`
+Cells are significant ASCII, so that log files and narrow terminals show them, too. Strings from the results are `Text`
 objects, so rich markup and terminal escapes in them have no effect.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 
 from rich import box
 from rich.console import Console
@@ -15,51 +14,42 @@ from rich.text import Text
 from syncline.report.compare import Row, rows, share
 from syncline.report.figures import (
     NONE,
+    Columns,
     accuracy,
     between,
     duration,
     number,
     percent,
     printable,
+    seconds,
     significant,
+    tabulate,
     times,
 )
-from syncline.report.scaling import Curve, curves
+from syncline.report.scaling import curves
 from syncline.report.verdict import cautions, headline, verdicts
 from syncline.results.file import finite
 from syncline.results.schema import Results
-from syncline.stats import Summary
 
 WIDE = 132
 """From this many columns on, the comparison is one table; below, it is two."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading and the function that formats a row's cell."""
-
-    head: str
-    cell: Callable[[Row], str]
 
 
 def _key(name: str, show: Callable[[float | None], str]) -> Callable[[Row], str]:
     return lambda row: show(finite(row.run.get(name)))
 
 
-def _quartiles(step: Summary) -> str:
-    return between(finite(step.get("q1")), finite(step.get("q3")))
-
-
-def _milliseconds(value: float | None) -> str:
-    return NONE if value is None else significant(value)
+def _share(part: str) -> Callable[[Row], str]:
+    return lambda row: percent(share(row.run, part)) if row.run.get("breakdown") else NONE
 
 
 def _megabytes(value: float | None) -> str:
-    return NONE if value is None else significant(value / 1e6)
+    return significant(None if value is None else value / 1e6)
 
 
-def _share(part: str) -> Callable[[Row], str]:
-    return lambda row: percent(share(row.run, part)) if row.run.get("breakdown") else NONE
+def _quartiles(row: Row) -> str:
+    step = row.run.get("step_ms", {})
+    return between(finite(step.get("q1")), finite(step.get("q3")))
 
 
 def _against_theory(row: Row) -> str:
@@ -68,25 +58,37 @@ def _against_theory(row: Row) -> str:
     return "theory" if row.run.get("wire") and not row.run["wire"].get("measured") else NONE
 
 
-_TIME = (
-    Column("ranks", lambda row: str(row.run.get("world_size", NONE))),
-    Column("step\nms", lambda row: _milliseconds(row.median)),
-    Column("q1-q3", lambda row: _quartiles(row.run["step_ms"]) if "step_ms" in row.run else NONE),
-    Column("first", _key("first_step_ms", _milliseconds)),
-    Column("samples\n/s", _key("samples_per_s", _milliseconds)),
-    Column("speed\n-up", lambda row: times(row.speedup)),
-    Column("eff.", lambda row: percent(row.efficiency)),
+_NAME: Columns = (("strategy", lambda row: row.label),)
+_TIME: Columns = (
+    ("ranks", lambda row: str(row.run.get("world_size", NONE))),
+    ("step\nms", lambda row: significant(row.median)),
+    ("q1-q3", _quartiles),
+    ("first", _key("first_step_ms", significant)),
+    ("samples\n/s", _key("samples_per_s", significant)),
+    ("speed\n-up", lambda row: times(row.speedup)),
+    ("eff.", lambda row: percent(row.efficiency)),
 )
-_COST = (
-    Column("wire\nMB", _key("wire_bytes_per_step", _megabytes)),
-    Column("of\ntheory", _against_theory),
-    Column("exch.", _share("exposed_exchange")),
-    Column("wait", _share("wait")),
-    Column("loss", lambda row: number(row.final_loss)),
-    Column("accu-\nracy", _key("test_accuracy", accuracy)),
+_COST: Columns = (
+    ("wire\nMB", _key("wire_bytes_per_step", _megabytes)),
+    ("of\ntheory", _against_theory),
+    ("exch.", _share("exposed_exchange")),
+    ("wait", _share("wait")),
+    ("loss", lambda row: number(row.final_loss)),
+    ("accu-\nracy", _key("test_accuracy", accuracy)),
 )
-_STATUS = Column("status", lambda row: "ok" if row.ok else "crashed")
-_GAP = Column("max loss\ndifference", lambda row: number(row.loss_difference, digits=2))
+_STATUS: Columns = (("status", lambda row: "ok" if row.ok else "crashed"),)
+_GAP: Columns = (("max loss\ndifference", lambda row: number(row.loss_difference, digits=2)),)
+_SCALING: Columns = (
+    ("ranks", lambda point: str(point.world_size)),
+    ("first\nepoch", lambda point: seconds(point.first_epoch_s)),
+    ("later\nepochs", lambda point: seconds(point.later_epoch_s)),
+    ("step", lambda point: duration(point.step_ms)),
+    ("samples\n/s", lambda point: significant(point.samples_per_s)),
+    ("speed\n-up", lambda point: times(point.speedup)),
+    ("eff.", lambda point: percent(point.efficiency)),
+    ("whole\nrun", lambda point: seconds(point.whole_s)),
+    ("speed\n-up", lambda point: times(point.whole_speedup)),
+)
 
 
 def print_summary(results: Results, console: Console) -> None:
@@ -105,14 +107,19 @@ def print_summary(results: Results, console: Console) -> None:
 def comparison(results: Results, *, width: int) -> list[Table]:
     """The summary: one table if `width` allows it, else two (time, then cost)."""
     table = rows(results)
+    bad = {number for number, row in enumerate(table) if not row.ok}
+    parts: dict[str, Columns] = {"time": (*_TIME, *_STATUS), "cost and result": (*_COST, *_GAP)}
     if width >= WIDE:
-        return [_columns(table, (*_TIME, *_COST, _STATUS))]
-    return [_columns(table, (*_TIME, _STATUS), title="time"), _columns(table, (*_COST, _GAP), title="cost and result")]
+        parts = {"": (*_TIME, *_COST, *_STATUS)}
+    return [simple_table(title, *tabulate((*_NAME, *columns), table), bad=bad) for title, columns in parts.items()]
 
 
 def scaling(results: Results) -> list[Table]:
     """A table for each strategy that ran at several world sizes."""
-    return [_scaling(curve) for curve in curves(results)]
+    return [
+        simple_table(f"scaling of {printable(curve.strategy)}", *tabulate(_SCALING, curve.points))
+        for curve in curves(results)
+    ]
 
 
 def show(console: Console, tables: Sequence[Table]) -> None:
@@ -123,44 +130,13 @@ def show(console: Console, tables: Sequence[Table]) -> None:
             console.print()
 
 
-def _scaling(curve: Curve) -> Table:
-    heads = (
-        "ranks",
-        "first\nepoch",
-        "later\nepochs",
-        "step",
-        "samples\n/s",
-        "speed\n-up",
-        "eff.",
-        "whole\nrun",
-        "speed\n-up",
-    )
-    table = simple_table(f"scaling of {printable(curve.strategy)}", *heads)
-    for point in curve.points:
-        table.add_row(
-            str(point.world_size),
-            duration(point.first_epoch_s * 1000 if point.first_epoch_s is not None else None),
-            duration(point.later_epoch_s * 1000 if point.later_epoch_s is not None else None),
-            duration(point.step_ms),
-            _milliseconds(point.samples_per_s),
-            times(point.speedup),
-            percent(point.efficiency),
-            duration(point.whole_s * 1000 if point.whole_s is not None else None),
-            times(point.whole_speedup),
-        )
-    return table
+def simple_table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, bad: Container[int] = (), fold: bool = False
+) -> Table:
+    """A table with a left column and right-aligned columns, in the style of all our console tables.
 
-
-def _columns(table: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
-    out = simple_table(title, "strategy", *[column.head for column in columns])
-    for row in table:
-        style = None if row.ok else "red"
-        out.add_row(_text(row.label), *[column.cell(row) for column in columns], style=style)
-    return out
-
-
-def simple_table(title: str | None, first: str, *heads: str) -> Table:
-    """An empty table with a left column and right-aligned columns, in the style of all our console tables."""
+    The rows whose numbers are in `bad` are red. `fold` lets all cells take several lines, not only those on the left.
+    """
     table = Table(
         title=Text(title) if title else None,
         title_justify="left",
@@ -170,11 +146,10 @@ def simple_table(title: str | None, first: str, *heads: str) -> Table:
         pad_edge=False,
         show_edge=False,
     )
-    table.add_column(first, overflow="fold", min_width=min(len(first), 8))
-    for head in heads:
-        table.add_column(Text(head), justify="right", no_wrap=True)
+    table.add_column(heads[0], overflow="fold", min_width=min(len(heads[0]), 8))
+    for head in heads[1:]:
+        table.add_column(Text(head), justify="right", no_wrap=not fold, overflow="fold")
+    for place, cells in enumerate(rows):
+        style = "red" if place in bad else None
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table
-
-
-def _text(value: object) -> Text:
-    return Text(printable(value))

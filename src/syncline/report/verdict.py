@@ -9,18 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.report.compare import Row, parts_ms, rows, share, workers
-from syncline.report.figures import bandwidth, duration, one_line, percent, plural, size, times
+from syncline.report.figures import bandwidth, duration, one_line, percent, plural, seconds, size, times
 from syncline.report.scaling import DOMINATES, start_up
 from syncline.results.file import finite, numbers
 from syncline.results.schema import Results
 from syncline.trace.span import PHASES
 
-PART_NAMES = {
+PART_NAMES = {phase: phase.replace("_", " ") for phase in PHASES} | {
     "data": "loading data",
-    "forward": "forward",
-    "backward": "backward",
-    "exposed_encode": "exposed encode",
-    "exposed_exchange": "exposed exchange",
     "wait": "waiting for a late rank",
     "update": "the update",
     "other": "time that no span covers",
@@ -43,7 +39,14 @@ class Verdict:
 def verdicts(results: Results) -> list[Verdict]:
     """One verdict per run, in the order of the file."""
     table = rows(results)
-    return [_verdict(row, table, results) for row in table]
+    found = []
+    for row in table:
+        if row.ok:
+            sentence = "; ".join([_place(row, table), *_causes(row, table, results)]) + "."
+            found.append(Verdict(row.label, True, sentence, tuple(_remarks(row))))
+        else:
+            found.append(Verdict(row.label, False, _crash(row)))
+    return found
 
 
 def headline(results: Results) -> str:
@@ -91,13 +94,6 @@ def cautions(results: Results) -> list[str]:
         if row.ok and abs(total - 1) > 0.01:
             found.append(f"The shares of {row.label} sum to {total:.2f}, not 1: part of its step is counted wrongly.")
     return found
-
-
-def _verdict(row: Row, table: Sequence[Row], results: Results) -> Verdict:
-    if not row.ok:
-        return Verdict(row.label, ok=False, sentence=_crash(row))
-    sentence = "; ".join([_place(row, table), *_causes(row, table, results)]) + "."
-    return Verdict(row.label, ok=True, sentence=sentence, remarks=tuple(_remarks(row)))
 
 
 def _crash(row: Row) -> str:
@@ -246,8 +242,8 @@ def _remarks(row: Row) -> list[str]:
     if start.first_epoch_s and start.later_epoch_s and start.first_epoch_s > 2 * start.later_epoch_s:
         ratio = times(start.first_epoch_s / start.later_epoch_s)
         found.append(
-            f"The first epoch takes {duration(start.first_epoch_s * 1000)}, {ratio} a later one "
-            f"({duration(start.later_epoch_s * 1000)}): judge scaling by the later ones."
+            f"The first epoch takes {seconds(start.first_epoch_s)}, {ratio} a later one "
+            f"({seconds(start.later_epoch_s)}): judge scaling by the later ones."
         )
     if start.share > DOMINATES and start.largest:
         name, ms = start.largest

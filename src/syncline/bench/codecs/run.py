@@ -12,10 +12,10 @@ import torch
 
 from syncline.bench.codecs import operators
 from syncline.bench.codecs.speed import measure
-from syncline.bench.codecs.table import HEADINGS, cells, operator_table, page
+from syncline.bench.codecs.table import COLUMNS, operator_table, page
 from syncline.bench.output import environment, write_json
 from syncline.files import write_text
-from syncline.report.figures import text_table
+from syncline.report.figures import tabulate, text_table
 from syncline.spec import split
 
 # Numbers of values for the operators: the plain reference is slow on a CPU.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.codecs != "":
         names = split(options.codecs) if options.codecs else None
         result |= measure(device, names=names, budget_s=options.budget)
-        print(text_table(HEADINGS, [cells(row) for row in result["rows"]]))
+        print(text_table(*tabulate(COLUMNS, result["rows"])))
     for trial in result.get("variants", []):
         print(trial["operator"].ljust(16), "  ".join(f"{k} {v:.4f}" for k, v in trial["ms"].items()))
     if "many_small" in result:

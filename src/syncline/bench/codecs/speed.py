@@ -6,14 +6,14 @@ that one rank computes in a step, error feedback included.
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncline import codecs
 from syncline.bench.output import environment
-from syncline.bench.timing import Clock, copy_time, summarize
+from syncline.bench.timing import Clock, copy_time, inputs, summarize
 from syncline.codecs.requests import answer, lower
 
 # 64 kB to 400 MB of float32, as matrices, so that low-rank codecs have factors.
@@ -28,17 +28,10 @@ def specs() -> list[str]:
     return [NEEDS.get(name, name) for name in codecs.available()]
 
 
-class Step(NamedTuple):
-    """One step of one rank, and its times in milliseconds."""
-
-    result: codecs.Result
-    encode: float
-    decode: float
-    whole: float
-
-
-def step(codec: codecs.Codec, grad: Tensor, state: Any, number: int, clock: Clock) -> Step:
-    """Run one step, with the rank's own payload as the answer of the network.
+def step(
+    codec: codecs.Codec, grad: Tensor, state: Any, number: int, clock: Clock
+) -> tuple[codecs.Result, dict[str, float]]:
+    """Run one step of one rank, with its own payload as the answer of the network; the result, and milliseconds.
 
     If a coder encodes the gradient, only the coder is timed. In other codecs, everything until the first payload is
     ready counts as encoding, and the rest as decoding.
@@ -67,7 +60,7 @@ def step(codec: codecs.Codec, grad: Tensor, state: Any, number: int, clock: Cloc
     marks = coding or [(began, ready or ended, ended)]
     encode = sum(clock.between(a, b) for a, b, _ in marks)
     decode = sum(clock.between(b, c) for _, b, c in marks)
-    return Step(now, encode, decode, clock.between(began, ended))
+    return now, {"encode_ms": encode, "decode_ms": decode, "step_ms": clock.between(began, ended)}
 
 
 def speed(spec: str, grads: Sequence[Tensor], *, budget_s: float, most: int = 20) -> dict[str, Any]:
@@ -75,20 +68,15 @@ def speed(spec: str, grads: Sequence[Tensor], *, budget_s: float, most: int = 20
     codec = codecs.build(spec)
     clock = Clock(grads[0].device)
     state: Any = None
-    steps: list[Step] = []
+    steps: list[dict[str, float]] = []
     began = time.perf_counter()
     # Large step numbers, so that the warm-up of a codec is over.
     while len(steps) < 5 or (len(steps) < most and time.perf_counter() - began < budget_s):
         number = len(steps)
-        steps.append(step(codec, grads[number % len(grads)], state, (1 << 20) + number, clock))
-        state = steps[-1].result.state
-        steps[-1] = steps[-1]._replace(result=codecs.Result(torch.empty(0)))  # do not keep the outputs in memory
-    kept = steps[2:]
-    return {
-        "encode_ms": summarize([s.encode for s in kept]).as_dict(),
-        "decode_ms": summarize([s.decode for s in kept]).as_dict(),
-        "step_ms": summarize([s.whole for s in kept]).as_dict(),
-    }
+        result, times = step(codec, grads[number % len(grads)], state, (1 << 20) + number, clock)
+        state = result.state
+        steps.append(times)
+    return {part: summarize([times[part] for times in steps[2:]]) for part in steps[0]}
 
 
 def error(spec: str, steps: int, device: torch.device) -> float:
@@ -104,7 +92,7 @@ def error(spec: str, steps: int, device: torch.device) -> float:
     truth, sent = torch.zeros(ERROR_SHAPE), torch.zeros(ERROR_SHAPE)
     for number in range(steps):
         grad = fixed + torch.randn(ERROR_SHAPE, generator=generator)
-        result = step(codec, grad.to(device), state, number, clock).result
+        result, _ = step(codec, grad.to(device), state, number, clock)
         state = result.state
         truth += grad
         sent += result.output.cpu()
@@ -125,17 +113,15 @@ def measure(
     errors = {spec: {str(n): error(spec, n, torch.device("cpu")) for n in error_steps} for spec in chosen}
     for shape in shapes or SHAPES:
         count = shape[0] * shape[1]
-        copies = max(1, min(4, (1 << 28) // (4 * count)))
-        generator = torch.Generator(device=device).manual_seed(0)
-        grads = [torch.randn(shape, device=device, generator=generator) for _ in range(copies)]
+        grads = inputs(shape, device, most=4)
         copied = copy_time(device, grads, budget_s=budget_s)
         for spec in chosen:
             row: dict[str, Any] = {"codec": spec, "shape": list(shape), "bytes": 4 * count, "error": errors[spec]}
             row["wire_ratio"] = 4 * count / codecs.build(spec).wire_bytes(shape)
             row |= speed(spec, grads, budget_s=budget_s)
-            row["copy_ms"] = copied.as_dict()
+            row["copy_ms"] = copied
             for part in ("encode", "decode", "step"):
-                row[f"{part}_of_copy"] = copied.median / max(1e-6, row[f"{part}_ms"]["median"])
+                row[f"{part}_of_copy"] = copied["median"] / max(1e-6, row[f"{part}_ms"]["median"])
             rows.append(row)
         del grads
     return {"environment": environment(device), "rows": rows}

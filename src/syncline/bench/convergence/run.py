@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from syncline import codecs
 from syncline.bench.output import environment
@@ -96,9 +96,9 @@ def train(spec: str, options: Options, *, data: str) -> dict[str, Any]:
         for sampler in samplers:
             number, indices = sampler(step)
             batch = _moved(workload.train.batch(indices, epoch=number), device)
-            loss, grads = _gradients(phase.module, named, batch)
-            gradients.append(grads)
-            total = total + loss
+            loss = phase.module(*batch)
+            gradients.append(list(torch.autograd.grad(loss, [p for _, p in named])))
+            total = total + loss.detach()
         result = codecs.lockstep(
             codec, gradients, names=names, states=states, first_step=step, seed=options.seed, small=options.small
         )
@@ -122,12 +122,6 @@ def train(spec: str, options: Options, *, data: str) -> dict[str, Any]:
         "final_loss": mean(curve[-_SMOOTH:]),
         "bytes_per_step": sent / options.steps,
     }
-
-
-def _gradients(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]], batch: Any) -> tuple[Tensor, list[Tensor]]:
-    loss = module(*batch)
-    grads = torch.autograd.grad(loss, [p for _, p in named])
-    return loss.detach(), list(grads)
 
 
 def _moved(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:

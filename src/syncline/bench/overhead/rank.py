@@ -41,42 +41,38 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
     """Build all ways and measure them in turn; plain records by way."""
     options, store, _ = payload
     with joined(options, place, store) as device:
-        return _measure(options, device, report)
-
-
-def _measure(options: Options, device: torch.device, report: Report) -> dict[str, Any]:
-    Way("alone", options, device).step()  # libraries allocate some memory once: do not count it
-    ways: list[Way] = []
-    records = {name: Record() for name in options.ways}
-    for name in options.ways:
-        base = _held(device)
-        way = Way(name, options, device)
-        expected = TENSORS.get(options.model.partition("(")[0], len(way.parameters))
-        assert len(way.parameters) == expected, f"{options.model} has {len(way.parameters)} tensors, not {expected}"
-        for _ in range(max(options.warm_up, TUNED_STEPS)):
-            way.step()
-        records[name].memory = _memory(way, device, base)
-        ways.append(way)
-        report(f"{name}: warm")
-    for block in range(options.blocks):
-        for way in ways:
-            _block(way, records[way.name], options.steps, device)
-        report(f"block {block + 1} of {options.blocks}")
-    if device.type == "cuda":
-        clock = Clock(device)
-        for _ in range(_ISSUE_STEPS):
+        Way("alone", options, device).step()  # libraries allocate some memory once: do not count it
+        ways: list[Way] = []
+        records = {name: Record() for name in options.ways}
+        for name in options.ways:
+            base = _held(device)
+            way = Way(name, options, device)
+            expected = TENSORS.get(options.model.partition("(")[0], len(way.parameters))
+            assert len(way.parameters) == expected, f"{options.model} has {len(way.parameters)} tensors, not {expected}"
+            for _ in range(max(options.warm_up, TUNED_STEPS)):
+                way.step()
+            records[name].memory = _memory(way, device, base)
+            ways.append(way)
+            report(f"{name}: warm")
+        for block in range(options.blocks):
             for way in ways:
-                _issue(way, records[way.name], clock)
-    for way in ways:
-        records[way.name].loss = float(way.loss.detach())
-        if way.sync is not None:
-            plan = way.sync.plan
-            records[way.name].plan = {"units": len(plan.units), "launches": len(plan.order)}
-            way.sync.close()
-    dist.barrier()
-    gradient = sum(p.nbytes for p in ways[0].parameters)
-    values = {name: vars(record) for name, record in records.items()}
-    return {"ways": values, "tensors": len(ways[0].parameters), "gradient_bytes": gradient}
+                _block(way, records[way.name], options.steps, device)
+            report(f"block {block + 1} of {options.blocks}")
+        if device.type == "cuda":
+            clock = Clock(device)
+            for _ in range(_ISSUE_STEPS):
+                for way in ways:
+                    _issue(way, records[way.name], clock)
+        for way in ways:
+            records[way.name].loss = float(way.loss.detach())
+            if way.sync is not None:
+                plan = way.sync.plan
+                records[way.name].plan = {"units": len(plan.units), "launches": len(plan.order)}
+                way.sync.close()
+        dist.barrier()
+        gradient = sum(p.nbytes for p in ways[0].parameters)
+        values = {name: vars(record) for name, record in records.items()}
+        return {"ways": values, "tensors": len(ways[0].parameters), "gradient_bytes": gradient}
 
 
 def _block(way: Way, record: Record, steps: int, device: torch.device) -> None:

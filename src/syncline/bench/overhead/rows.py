@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from syncline.bench.output import rich_table
 from syncline.bench.overhead.rank import PHASES
 from syncline.bench.timing import ratios, summarize
 
@@ -18,14 +17,14 @@ def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for kind in _TIMES:
         if not mine[0][kind]:
             continue
-        made[f"{kind}_ms"] = summarize(_pooled(mine, kind)).as_dict()
-        made["ratio_to_ddp"][kind] = summarize(ratios(_pooled(mine, kind), _pooled(ddp, kind))).as_dict()
+        made[f"{kind}_ms"] = summarize(_pooled(mine, kind))
+        made["ratio_to_ddp"][kind] = summarize(ratios(_pooled(mine, kind), _pooled(ddp, kind)))
         pairs = zip(_pooled(mine, kind), _pooled(alone, kind), strict=True)
-        made["above_alone_ms"][kind] = summarize([a - b for a, b in pairs]).as_dict()
+        made["above_alone_ms"][kind] = summarize([a - b for a, b in pairs])
     for kind in ("phases", "issue_phases"):
         columns = list(zip(*_pooled(mine, kind), strict=True))
         if columns:
-            made[f"{kind}_ms"] = {p: summarize(c).as_dict() for p, c in zip(PHASES, columns, strict=True)}
+            made[f"{kind}_ms"] = {p: summarize(c) for p, c in zip(PHASES, columns, strict=True)}
     if mine[0]["kept_busy"]:
         busy = _pooled(mine, "kept_busy")
         made["kept_busy"] = sum(busy) / len(busy)
@@ -42,14 +41,15 @@ def _pooled(records: Sequence[dict[str, Any]], kind: str) -> list[Any]:
     return [value for record in records for value in record[kind]]
 
 
-def headings(result: dict[str, Any]) -> list[str]:
-    """Headings of the table: on CUDA also the time to issue a step and the peak of memory."""
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells: on CUDA also the time to issue a step and the peak of memory."""
     cuda = result["setting"]["device"] == "cuda"
-    columns = ["way", "step ms", "/ddp", "CPU ms", "/ddp", *(["issue ms", "/ddp"] if cuda else ["thread ms", "/ddp"])]
-    return [*columns, "+mem step", "+mem wait", *(["+mem peak"] if cuda else []), "state"]
+    columns = ["way", "step ms", "/ddp", "CPU ms", "/ddp", "issue ms" if cuda else "thread ms", "/ddp"]
+    columns += ["+mem step", "+mem wait", *(["+mem peak"] if cuda else []), "state"]
+    return columns, [_cells(line) for line in result["rows"]]
 
 
-def cells(line: dict[str, Any]) -> list[str]:
+def _cells(line: dict[str, Any]) -> list[str]:
     """The cells of a row: median and half the interquartile range; memory in multiples of the gradients."""
     texts = [line["way"]]
     for kind in ("step", "cpu", "issue" if "issue_ms" in line else "thread"):
@@ -61,7 +61,10 @@ def cells(line: dict[str, Any]) -> list[str]:
 
 def console_table(result: dict[str, Any], *, width: int = 120) -> Any:
     """The table for a terminal; a narrow one has no spread. Needs rich."""
+    from syncline.report.tables import simple_table
+
     title = f"overhead: {result['setting']['model']}, {result['tensors']} tensors, {result['setting']['device']}"
     wide = width >= 120
-    rows = [[text if wide else text.partition(" ±")[0] for text in cells(line)] for line in result["rows"]]
-    return rich_table(title, headings(result), rows, fold=not wide)
+    heads, rows = table(result)
+    rows = [[text if wide else text.partition(" ±")[0] for text in cells] for cells in rows]
+    return simple_table(title, heads, rows, fold=not wide)

@@ -10,8 +10,8 @@ from typing import Any
 
 from syncline import codecs
 from syncline.bench.overhead.rank import run_rank
-from syncline.bench.overhead.rows import cells, headings, row
-from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command, to_stderr
+from syncline.bench.overhead.rows import row, table
+from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.training import Options
 from syncline.spec import split
 
@@ -50,10 +50,6 @@ def measure(options: Options, *, progress: Progress = print) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m syncline.bench.overhead`."""
     commands = parser("overhead", __doc__)
-    commands.add_argument("--codecs", help="comma list of specs to attach with; default: bf16 and powersgd")
-
-    def run(given: dict[str, Any]) -> dict[str, Any]:
-        names = given.pop("codecs")
-        return measure(options(names=None if names is None else split(names), **given), progress=to_stderr)
-
-    return run_command(commands, arguments, run, lambda r: (headings(r), [cells(line) for line in r["rows"]]))
+    what = "comma list of specs to attach with; default: bf16 and powersgd"
+    commands.add_argument("--codecs", dest="names", metavar="CODECS", type=split, help=what)
+    return run_command(commands, arguments, options, measure, table)

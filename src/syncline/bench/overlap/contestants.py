@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from syncline.bench.overlap.rank import Work, run_in_turns
+from syncline.bench.overlap.rows import Entry
+from syncline.bench.ranks import Progress
 from syncline.cluster.ranks import Place, run_ranks
 from syncline.errors import RankFailure, UsageError
 from syncline.trace.record.cpu_time import available_cores
@@ -25,33 +27,16 @@ _ENDLESS = 10**9
 _START_S = 900.0
 
 
-@dataclass(frozen=True)
-class _Message:
-    contestant: int
-    rank: int
-    content: Any
-
-
-@dataclass(frozen=True)
-class Crash:
-    """Why a contestant ended."""
-
-    rank: int
-    summary: str
-    traceback: str
-
-
 @dataclass
 class Contestant:
-    """One strategy with its own processes."""
+    """One strategy with its own processes, and what is known of it."""
 
-    strategy: str
+    entry: Entry
     workers: int
     folder: Path
     orders: list[Connection]
     thread: threading.Thread
     warm_up_steps: int = 0
-    crash: Crash | None = None
     records: list[RankRecord] | None = None
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Reports of its ranks since the last order."""
@@ -60,10 +45,11 @@ class Contestant:
 class Contest:
     """The contestants from start to end; leaving `with` ends all that still run."""
 
-    def __init__(self, *, patience_s: float) -> None:
+    def __init__(self, *, patience_s: float, progress: Progress) -> None:
         self.contestants: list[Contestant] = []
-        self._patience = patience_s
-        self._inbox: queue.Queue[_Message] = queue.Queue()
+        self._patience, self._progress = patience_s, progress
+        # Messages: contestant, rank, content.
+        self._inbox: queue.Queue[tuple[int, int, Any]] = queue.Queue()
 
     def __enter__(self) -> "Contest":
         return self
@@ -90,7 +76,7 @@ class Contest:
         work = Work(assignment, str(folder / "rendezvous"), tuple(receiver for receiver, _ in pipes), count_wire)
         thread = threading.Thread(target=self._run, args=(len(self.contestants), work, places, folder), daemon=True)
         orders = [sender for _, sender in pipes]
-        self.contestants.append(Contestant(run.strategy, run.workers, folder, orders, thread))
+        self.contestants.append(Contestant(Entry(run.strategy), run.workers, folder, orders, thread))
         thread.start()
 
     def ready(self) -> None:
@@ -113,7 +99,7 @@ class Contest:
 
     def _order(self, contestant: Contestant, steps: int) -> bool:
         contestant.reports.clear()
-        if contestant.crash is not None:
+        if contestant.entry.error is not None:
             return False
         for pipe in contestant.orders:
             with suppress(OSError):  # it has just died: the reason is in the inbox
@@ -122,29 +108,36 @@ class Contest:
 
     def _answers(self, contestant: Contestant, patience: float, *, ended: bool = False) -> list[dict[str, Any]]:
         deadline = time.monotonic() + patience
-        while contestant.crash is None:
+        while contestant.entry.error is None:
             if contestant.records is not None if ended else len(contestant.reports) == contestant.workers:
                 return [contestant.reports[rank] for rank in sorted(contestant.reports)]
             try:
-                self._keep(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
+                self._keep(*self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
-                contestant.crash = Crash(0, f"no report from its ranks for {patience:.0f} s", "")
+                self._crashed(contestant, 0, f"no report from its ranks for {patience:.0f} s")
                 self._close_pipes(contestant)
         return []
 
-    def _keep(self, message: _Message) -> None:
+    def _keep(self, number: int, rank: int, content: Any) -> None:
         """Keep a message. Contestants whose turn it is not can also report: that they have ended."""
-        contestant, content = self.contestants[message.contestant], message.content
+        contestant = self.contestants[number]
         if isinstance(content, UsageError):
             raise content
         if isinstance(content, RankFailure):
-            contestant.crash = contestant.crash or Crash(content.rank, content.summary, content.traceback)
+            self._crashed(contestant, content.rank, content.summary, content.traceback)
         elif isinstance(content, BaseException):
-            contestant.crash = Crash(0, f"{type(content).__name__}: {content}", "")
+            self._crashed(contestant, 0, f"{type(content).__name__}: {content}")
         elif isinstance(content, list):
             contestant.records = [RankRecord.from_json(record) for record in content]
         else:
-            contestant.reports[message.rank] = content
+            contestant.reports[rank] = content
+
+    def _crashed(self, contestant: Contestant, rank: int, summary: str, traceback: str = "") -> None:
+        """Keep and show why a contestant ended; only the first reason counts."""
+        entry = contestant.entry
+        if entry.error is None:
+            entry.error = {"rank": rank, "summary": summary, "traceback": traceback}
+            self._progress(f"{entry.strategy} crashed on rank {rank}: {summary}")
 
     def _run(self, number: int, work: Work, places: Sequence[Place], folder: Path) -> None:
         """Run the ranks of a contestant from start to end, in a thread of their own."""
@@ -154,7 +147,7 @@ class Contest:
                 places,
                 work,
                 logs=folder,
-                on_message=lambda rank, content: self._inbox.put(_Message(number, rank, content)),
+                on_message=lambda rank, content: self._inbox.put((number, rank, content)),
             )
         except BaseException as error:
             done = error
@@ -162,7 +155,7 @@ class Contest:
             Path(work.store).unlink(missing_ok=True)
             for receiver in work.orders:
                 receiver.close()
-        self._inbox.put(_Message(number, 0, done))
+        self._inbox.put((number, 0, done))
 
     @staticmethod
     def _close_pipes(contestant: Contestant) -> None:

@@ -55,9 +55,9 @@ class TurnGate:
         step = len(history.losses)
         if self._began is None:
             warm_up = max(synchroniser.steady_after for synchroniser in loop.synchronisers)
-            self._report({"kind": "ready", "warm_up_steps": warm_up})
+            self._report({"warm_up_steps": warm_up})
         else:
-            self._report({"kind": "turn", **self._turn(loop, history, *self._began)})
+            self._report(self._turn(loop, history, *self._began))
         steps = self._orders.get()
         self._until = step + steps
         self._began = (step, time.perf_counter_ns(), self._reading())
@@ -69,13 +69,7 @@ class TurnGate:
         """Figures of one turn as plain numbers, timed by the host's monotonic clock, which all ranks here share."""
         ended, count = time.perf_counter_ns(), len(history.losses) - first
         now = self._reading()
-        turn: dict[str, Any] = {
-            "first": first,
-            "began": began,
-            "ended": ended,
-            "losses": history.losses[first:],
-            "wire": None,
-        }
+        turn: dict[str, Any] = {"began": began, "ended": ended, "losses": history.losses[first:], "wire": None}
         if now is not None and before is not None:
             turn["wire"] = asdict(now.per_step_since(before, steps=count))
         if self._rank == 0:

@@ -6,16 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from syncline.bench.overlap.contestants import Contest, Contestant
-from syncline.bench.overlap.rows import (
-    Entry,
-    common_steps,
-    kind_of,
-    last_two_steps,
-    pictured,
-    rows,
-    steady_ms,
-    turn_steps,
-)
+from syncline.bench.overlap.rows import common_steps, kind_of, last_two_steps, pictured, rows, steady_ms, turn_steps
 from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
@@ -51,41 +42,38 @@ class Rounds:
     ) -> None:
         self.turns, self.contest, self.result = turns, contest, result
         self.save, self.progress = save, progress
-        self.entries = [Entry(contestant.strategy) for contestant in contest.contestants]
         self.zero = time.perf_counter_ns()
 
     def run(self) -> None:
         """Warm up, run all rounds, end the contestants and write their traces."""
-        pairs = list(zip(self.contest.contestants, self.entries, strict=True))
-        for contestant, entry in pairs:
-            self._warm_up(contestant, entry)
+        contestants = self.contest.contestants
+        for contestant in contestants:
+            self._warm_up(contestant)
         self._update()
         for number in range(1, self.turns.rounds + 1):
             # Every other round goes backwards, so that a machine that gets slower affects all alike.
-            for contestant, entry in pairs if number % 2 else reversed(pairs):
-                self._count(contestant, entry, number)
+            for contestant in contestants if number % 2 else reversed(contestants):
+                self._count(contestant, number)
                 self._update()
             self.result["rounds_done"] = number
             self.save()
-        for contestant, entry in pairs:
-            records = self.contest.end(contestant)
-            self._note_crash(contestant, entry)
-            if records:
-                metadata = {"strategy": contestant.strategy, "world_size": contestant.workers}
-                write_chrome_trace(
-                    replace(merge_records(records), metadata=metadata), contestant.folder / "trace.json.gz"
-                )
+        for contestant in contestants:
+            if records := self.contest.end(contestant):
+                metadata = {"strategy": contestant.entry.strategy, "world_size": contestant.workers}
+                trace = replace(merge_records(records), metadata=metadata)
+                write_chrome_trace(trace, contestant.folder / "trace.json.gz")
         self._update()
 
-    def _warm_up(self, contestant: Contestant, entry: Entry) -> None:
+    def _warm_up(self, contestant: Contestant) -> None:
         """Run until nothing changes any more: DDP's buckets, PowerSGD's dense steps, the engine's tuning."""
-        turn = self._take(contestant, entry, max(2, contestant.warm_up_steps), expected_s=0.0)
+        turn = self._take(contestant, max(2, contestant.warm_up_steps), expected_s=0.0)
         if turn is not None:
-            steps = steady_ms(turn["steps"], lead=0)
+            entry, steps = contestant.entry, steady_ms(turn["steps"], lead=0)
             entry.warm_up = self._times(turn) | {"steps": len(steps), "step_ms": steps}
             self.progress(f"warm-up, {entry.strategy}: {len(steps)} steps, the last {steps[-1]:.1f} ms")
 
-    def _count(self, contestant: Contestant, entry: Entry, number: int) -> None:
+    def _count(self, contestant: Contestant, number: int) -> None:
+        entry = contestant.entry
         if entry.warm_up is None or entry.error is not None:
             return
         step_s = median(entry.turns[-1]["step_ms"] if entry.turns else entry.warm_up["step_ms"][-2:]) / 1e3
@@ -93,7 +81,7 @@ class Rounds:
         # The first steps of the engine find the network idle; the work left to later steps grows for some steps.
         lead = LEAD if counted > 3 or kind_of(entry.strategy) == "ours" else 1
         ran = lead + counted + 1
-        turn = self._take(contestant, entry, ran, expected_s=step_s * ran)
+        turn = self._take(contestant, ran, expected_s=step_s * ran)
         if turn is None:
             return
         steps = steady_ms(turn["steps"], lead=lead)
@@ -103,10 +91,9 @@ class Rounds:
         text = f"{sum(steps) / len(steps):.1f} ms per step, mean of {counted}"
         self.progress(f"round {number} of {self.turns.rounds}, {entry.strategy}: {text}")
 
-    def _take(self, contestant: Contestant, entry: Entry, steps: int, *, expected_s: float) -> dict[str, Any] | None:
+    def _take(self, contestant: Contestant, steps: int, *, expected_s: float) -> dict[str, Any] | None:
         """A turn as rank 0 reports it, with the mean loss and the busiest link of all ranks."""
-        reports = self.contest.turn(contestant, steps, expected_s=expected_s)
-        self._note_crash(contestant, entry)
+        reports, entry = self.contest.turn(contestant, steps, expected_s=expected_s), contestant.entry
         if not reports:
             return None
         entry.losses += [sum(values) / len(values) for values in zip(*(t["losses"] for t in reports), strict=True)]
@@ -115,18 +102,12 @@ class Rounds:
         spread = {"began": min(t["began"] for t in reports), "ended": max(t["ended"] for t in reports)}
         return reports[0] | spread | {"wire_bytes": max(wire, default=None)}
 
-    def _note_crash(self, contestant: Contestant, entry: Entry) -> None:
-        if contestant.crash is not None and entry.error is None:
-            crash = contestant.crash
-            entry.error = {"rank": crash.rank, "summary": crash.summary, "traceback": crash.traceback}
-            self.progress(f"{entry.strategy} crashed on rank {crash.rank}: {crash.summary}")
-
     def _times(self, turn: dict[str, Any]) -> dict[str, float]:
         """Begin and end of a turn, in ms since the contest began."""
         return {key: (turn[key] - self.zero) / 1e6 for key in ("began", "ended")}
 
     def _update(self) -> None:
-        rate = self.result["link"]["measured_bits_per_s"]
-        self.result["rows"] = rows(self.entries, bytes_per_s=rate / 8 if rate else None)
-        self.result["loss_step"] = common_steps(self.entries)
+        rate, entries = self.result["link"]["measured_bits_per_s"], [one.entry for one in self.contest.contestants]
+        self.result["rows"] = rows(entries, bytes_per_s=rate / 8 if rate else None)
+        self.result["loss_step"] = common_steps(entries)
         self.result["pictured"] = [name for name in pictured(self.result["rows"]) if name]

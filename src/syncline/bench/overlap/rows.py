@@ -86,18 +86,14 @@ def family_of(strategy: str) -> str:
 
 def rivals(entries: Sequence[Entry]) -> dict[str, Entry]:
     """The fastest of each family; a crashed one only if no other has a time."""
-    best: dict[str, Entry] = {}
+    families: dict[str, list[Entry]] = {}
     for entry in entries:
-        if kind_of(entry.strategy) != "rival" or entry.step_ms is None:
-            continue
-        family = family_of(entry.strategy)
-        if family not in best or _order(entry) < _order(best[family]):
-            best[family] = entry
-    return best
-
-
-def _order(entry: Entry) -> tuple[bool, float]:
-    return entry.error is not None, entry.step_ms or 0.0
+        if kind_of(entry.strategy) == "rival" and entry.turns:
+            families.setdefault(family_of(entry.strategy), []).append(entry)
+    return {
+        family: min(members, key=lambda entry: (entry.error is not None, entry.step_ms or 0.0))
+        for family, members in families.items()
+    }
 
 
 def compare(mine: Entry, other: Entry) -> dict[str, Any] | None:
@@ -107,22 +103,58 @@ def compare(mine: Entry, other: Entry) -> dict[str, Any] | None:
     if not common:
         return None
     found = ratios([theirs[number] for number in common], [ours[number] for number in common])
-    return {
-        "against": other.strategy,
-        "median": median(found),
-        "low": min(found),
-        "high": max(found),
-        "rounds": found,
-    }
+    spread = {"median": median(found), "low": min(found), "high": max(found)}
+    return {"against": other.strategy, **spread, "rounds": found}
 
 
 def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[str, Any]]:
     """One row per contestant. If the rate of the link is unknown, so is the network time; the bound is then compute."""
     best = rivals(entries)
     compute = next((e.step_ms for e in entries if isinstance(load(e.strategy), Local)), None)
-    dense = _dense(entries)
+    # The losses of a contestant that sends uncompressed gradients.
+    dense = next((e.losses for e in entries if e.error is None and load(e.strategy).formula == "2(N-1)/N*S"), [])
     last = common_steps(entries)
-    return [_row(entry, best, compute, bytes_per_s, dense, last) for entry in entries]
+    made = []
+    for entry in entries:
+        step, medians = entry.step_ms, list(entry.by_round.values())
+        moved = [turn["wire_bytes"] for turn in entry.turns if turn["wire_bytes"] is not None]
+        # The minimum, because some turns include a probe of the network by the engine.
+        wire_bytes = min(moved, default=None)
+        wire = wire_bytes / bytes_per_s * 1e3 if wire_bytes is not None and bytes_per_s else None
+        known = [ms for ms in (compute, wire) if ms is not None]
+        bound = max(known) if compute is not None else None
+        predicted = entry.plans[0]["predicted_ms"] if len(entry.plans) == 1 else None
+        kind = kind_of(entry.strategy)
+        others = best if kind == "ours" else {}
+        made.append(
+            {
+                "strategy": entry.strategy,
+                "kind": kind,
+                "family": family_of(entry.strategy) if kind == "rival" else None,
+                "best_of_family": any(entry is rival for rival in best.values()),
+                "status": "ok" if entry.error is None else "crashed",
+                "error": entry.error,
+                "step_ms": step,
+                "step_ms_low": min(medians, default=None),
+                "step_ms_high": max(medians, default=None),
+                "times_faster_than": {family: compare(entry, rival) for family, rival in others.items() if medians},
+                "wire_bytes": wire_bytes,
+                "wire_ms": wire,
+                "compute_ms": compute,
+                "bound_ms": bound,
+                "to_bound": step / bound if step and bound else None,
+                "predicted_ms": predicted,
+                "prediction_error": predicted / step - 1 if predicted and step else None,
+                "plans": entry.plans,
+                "loss_first": entry.losses[0] if entry.losses else None,
+                "loss_last": final_loss(entry.losses, last),
+                "loss_dense": final_loss(dense, last),
+                "losses": entry.losses,
+                "warm_up": entry.warm_up,
+                "turns": entry.turns,
+            }
+        )
+    return made
 
 
 def common_steps(entries: Sequence[Entry]) -> int:
@@ -130,62 +162,10 @@ def common_steps(entries: Sequence[Entry]) -> int:
     return min((len(entry.losses) for entry in entries if entry.error is None), default=0)
 
 
-def _row(
-    entry: Entry,
-    best: Mapping[str, Entry],
-    compute: float | None,
-    bytes_per_s: float | None,
-    dense: Entry | None,
-    last: int,
-) -> dict[str, Any]:
-    step, medians = entry.step_ms, list(entry.by_round.values())
-    moved = [turn["wire_bytes"] for turn in entry.turns if turn["wire_bytes"] is not None]
-    # The minimum, because some turns include a probe of the network by the engine.
-    wire_bytes = min(moved, default=None)
-    wire = wire_bytes / bytes_per_s * 1e3 if wire_bytes is not None and bytes_per_s else None
-    known = [ms for ms in (compute, wire) if ms is not None]
-    bound = max(known) if compute is not None else None
-    predicted = entry.plans[0]["predicted_ms"] if len(entry.plans) == 1 else None
-    kind = kind_of(entry.strategy)
-    others = best if kind == "ours" else {}
-    return {
-        "strategy": entry.strategy,
-        "kind": kind,
-        "family": family_of(entry.strategy) if kind == "rival" else None,
-        "best_of_family": any(entry is rival for rival in best.values()),
-        "status": "ok" if entry.error is None else "crashed",
-        "error": entry.error,
-        "step_ms": step,
-        "step_ms_low": min(medians, default=None),
-        "step_ms_high": max(medians, default=None),
-        "times_faster_than": {family: compare(entry, rival) for family, rival in others.items() if medians},
-        "wire_bytes": wire_bytes,
-        "wire_ms": wire,
-        "compute_ms": compute,
-        "bound_ms": bound,
-        "to_bound": step / bound if step and bound else None,
-        "predicted_ms": predicted,
-        "prediction_error": predicted / step - 1 if predicted and step else None,
-        "plans": entry.plans,
-        "loss_first": entry.losses[0] if entry.losses else None,
-        "loss_last": final_loss(entry.losses, last),
-        "loss_dense": final_loss(dense.losses, last) if dense is not None else None,
-        "losses": entry.losses,
-        "warm_up": entry.warm_up,
-        "turns": entry.turns,
-    }
-
-
 def final_loss(losses: Sequence[float], last: int) -> float | None:
     """The mean loss of the few steps before `last`, a step that all contestants have reached."""
     seen = losses[max(0, last - _LAST) : last]
     return sum(seen) / len(seen) if seen else None
-
-
-def _dense(entries: Sequence[Entry]) -> Entry | None:
-    """A contestant that sends uncompressed gradients."""
-    exact = [e for e in entries if e.error is None and load(e.strategy).formula == "2(N-1)/N*S"]
-    return exact[0] if exact else None
 
 
 def pictured(made: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:

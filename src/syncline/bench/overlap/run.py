@@ -94,7 +94,7 @@ def _contest(
     with ExitStack() as stack:
         # One MPS daemon per contestant: a daemon has channels for few ranks, and a fault ends all of its ranks.
         shared = [stack.enter_context(shared_gpu_environment(config.train, run.workers)) for run in runs]
-        contest = stack.enter_context(Contest(patience_s=_PATIENCE_S + 2 * config.train.timeout_s))
+        contest = stack.enter_context(Contest(patience_s=_PATIENCE_S + 2 * config.train.timeout_s, progress=progress))
         progress(f"starting {len(runs)} contestants, {sum(run.workers for run in runs)} ranks ...")
         for run, variables in zip(runs, shared, strict=True):
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
@@ -145,22 +145,14 @@ def _started(
     """The result before the first turn, with the measured rate of the links."""
     facts, busy = environment(), busy_share(1.0)
     folder.describe(config, facts)
-    measured = shaped = None
-    if cluster is not None and len(cluster.nodes) > 1:
-        shaped = cluster.bandwidth
-        measured = measure_bandwidth(cluster)
-    warnings = [*([note] if note else []), *busy_warnings(busy)]
-    shaped_as = config.cluster.bandwidth if shaped else ""
+    linked = cluster if cluster is not None and len(cluster.nodes) > 1 else None
+    shaped = linked and linked.bandwidth
     return {
         "schema": SCHEMA,
         # Not the title of the recipe: options may have replaced its model or its links.
-        "title": f"Overlap: {config.train.model}" + (f" on links of {shaped_as}" if shaped_as else ""),
+        "title": f"Overlap: {config.train.model}" + (f" on links of {config.cluster.bandwidth}" if shaped else ""),
         "setting": {
-            "model": config.train.model,
-            "data": config.train.data,
-            "batch": config.train.batch,
-            "optimizer": config.train.optimizer,
-            "seed": config.train.seed,
+            **{key: getattr(config.train, key) for key in ("model", "data", "batch", "optimizer", "seed")},
             "ranks": local_world_size(config),
             "nodes": config.cluster.nodes if cluster is not None else 0,
             "bandwidth": config.cluster.bandwidth,
@@ -169,8 +161,8 @@ def _started(
             **asdict(turns),
         },
         "environment": facts | {"busy_before": round(busy, 3)},
-        "link": {"shaped_bits_per_s": shaped, "measured_bits_per_s": measured},
-        "warnings": warnings,
+        "link": {"shaped_bits_per_s": shaped, "measured_bits_per_s": linked and measure_bandwidth(linked)},
+        "warnings": [*([note] if note else []), *busy_warnings(busy)],
         "rounds_done": 0,
         "loss_step": 0,
         "rows": [],

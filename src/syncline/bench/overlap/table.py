@@ -1,21 +1,12 @@
 """Table of `bench overlap` for the terminal (in two parts) and for the page, the verdict, and the page itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from syncline.report.bench_pages import Table, overlap_page
-from syncline.report.figures import NONE, between, number, one_line, printable, significant, times
+from syncline.report.figures import NONE, Columns, between, number, one_line, printable, significant, tabulate, times
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading and the function that formats a row's cell."""
-
-    head: str
-    cell: Callable[[Row], str]
 
 
 def _figure(key: str, *, scale: float = 1.0, digits: int = 4) -> Callable[[Row], str]:
@@ -37,48 +28,42 @@ def _faster(family: str) -> Callable[[Row], str]:
     return cell
 
 
-_COST = (
-    Column("wire MB", _figure("wire_bytes", scale=1e6, digits=3)),
-    Column("wire ms", _figure("wire_ms")),
-    Column("bound ms", _figure("bound_ms")),
-    Column("predicted ms", _figure("predicted_ms")),
-    Column("error", lambda row: NONE if row["prediction_error"] is None else f"{row['prediction_error']:+.0%}"),
-    Column("loss", lambda row: number(row["loss_last"])),
-    Column("dense loss", lambda row: number(row["loss_dense"])),
+_COST: Columns = (
+    ("wire MB", _figure("wire_bytes", scale=1e6, digits=3)),
+    ("wire ms", _figure("wire_ms")),
+    ("bound ms", _figure("bound_ms")),
+    ("predicted ms", _figure("predicted_ms")),
+    ("error", lambda row: NONE if row["prediction_error"] is None else f"{row['prediction_error']:+.0%}"),
+    ("loss", lambda row: number(row["loss_last"])),
+    ("dense loss", lambda row: number(row["loss_dense"])),
 )
 
 
-def time_columns(result: Row) -> list[Column]:
+def _time_columns(result: Row) -> Columns:
     """Step time, ratio to the bound, and time of each rival relative to ours."""
     families = dict.fromkeys(family for row in result["rows"] for family in row["times_faster_than"])
-    return [
-        Column("step ms", _figure("step_ms")),
-        Column("range", lambda row: between(row["step_ms_low"], row["step_ms_high"])),
-        Column("of bound", lambda row: times(row["to_bound"]).replace("x", "")),
-        *(Column(f"vs {family.partition('(')[0]}", _faster(family)) for family in families),
-    ]
+    return (
+        ("step ms", _figure("step_ms")),
+        ("range", lambda row: between(row["step_ms_low"], row["step_ms_high"])),
+        ("of bound", lambda row: times(row["to_bound"]).replace("x", "")),
+        *((f"vs {family.partition('(')[0]}", _faster(family)) for family in families),
+    )
 
 
-def headings(result: Row) -> list[str]:
-    """All headings, the name of the contestant first."""
-    return ["strategy", *(column.head for column in [*time_columns(result), *_COST])]
-
-
-def cells(row: Row, result: Row) -> list[str]:
-    """The cells of a row, in the order of `headings`."""
-    return [label(row), *(column.cell(row) for column in [*time_columns(result), *_COST])]
-
-
-def label(row: Row) -> str:
+def _label(row: Row) -> str:
     """Name of the contestant; a star marks the best of those that differ in bucket size only."""
     crashed = " (crashed)" if row["status"] == "crashed" else ""
     return printable(row["strategy"]) + ("*" if row["best_of_family"] else "") + crashed
 
 
+def _crashed(result: Row) -> frozenset[int]:
+    return frozenset(number for number, row in enumerate(result["rows"]) if row["status"] == "crashed")
+
+
 def page(result: Row) -> str:
     """The HTML page as text."""
-    crashed = frozenset(number for number, row in enumerate(result["rows"]) if row["status"] == "crashed")
-    table = Table(headings(result), [cells(row, result) for row in result["rows"]], crashed)
+    columns: Columns = (("strategy", _label), *_time_columns(result), *_COST)
+    table = Table(*tabulate(columns, result["rows"]), _crashed(result))
     return overlap_page(result, table, sentences=verdicts(result))
 
 
@@ -86,12 +71,22 @@ def print_tables(result: Row, console: Any) -> None:
     """Print the tables on a terminal of at least 80 columns; needs rich."""
     from rich.text import Text
 
+    from syncline.report.tables import show, simple_table
+
     setting = result["setting"]
     title = f"{setting['model']}, batch {setting['batch']}, {setting['ranks']} ranks"
     title += f", {setting['bandwidth']}" if setting["bandwidth"] else ""
-    console.print(_rich(f"time of a step: {title}", time_columns(result), result))
-    console.print()
-    console.print(_rich(f"bytes, prediction, and the loss at step {result['loss_step']}", _COST, result))
+    parts = {
+        f"time of a step: {title}": _time_columns(result),
+        f"bytes, prediction, and the loss at step {result['loss_step']}": _COST,
+    }
+    tables = []
+    for title, columns in parts.items():
+        heads, rows = tabulate((("strategy", _label), *columns), result["rows"])
+        heads = [head.replace("-", "- ").replace(" ", "\n") for head in heads]
+        tables.append(simple_table(title, heads, rows, bad=_crashed(result)))
+        tables[-1].columns[0].min_width = 18
+    show(console, tables)
     for row in result["rows"]:
         if row["error"]:
             text = f"{row['strategy']} crashed on rank {row['error']['rank']}: {one_line(row['error']['summary'])}"
@@ -115,17 +110,3 @@ def verdicts(result: Row) -> list[str]:
     if ours["to_bound"] is not None:
         text += f"; ours takes {ours['to_bound']:.2f} times its bound of {significant(ours['bound_ms'])} ms"
     return [text + "."]
-
-
-def _rich(title: str, columns: Any, result: Row) -> Any:
-    from rich.text import Text
-
-    from syncline.report.tables import simple_table
-
-    heads = [column.head.replace("-", "- ").replace(" ", "\n") for column in columns]
-    table = simple_table(title, "strategy", *heads)
-    table.columns[0].min_width = 18
-    for row in result["rows"]:
-        style = "red" if row["status"] == "crashed" else None
-        table.add_row(Text(label(row)), *(column.cell(row) for column in columns), style=style)
-    return table

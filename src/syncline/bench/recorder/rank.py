@@ -5,7 +5,6 @@ has less noise from the machine than blocks have.
 """
 
 import gc
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline.bench.timing import Clock
 from syncline.bench.training import TUNED_STEPS, BlockTimes, Options, Way, joined
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.record.recorder import process_recorder
@@ -74,7 +74,8 @@ def _way(way: Way, options: Options, device: torch.device, folder: str, report: 
     steps -= steps % every  # the same number of recorded steps in every block
     step_s = sum(blocks["off"].step) / len(blocks["off"].step) / 1e3
     fitting = int(SAMPLED_S[options.device] / (2 * steps * step_s))
-    rounds = _agreed(max(min(2, options.blocks), min(10 * options.blocks, fitting)), device)
+    # With a single block, the run only has to be quick.
+    rounds = _agreed(max(2, min(10 * options.blocks, fitting)) if options.blocks > 1 else 1, device)
     for number in range(rounds):
         for kind in kinds[2:] if number % 2 else kinds[:1:-1]:
             path = Path(folder) / f"{way.name}-sampled.json.gz" if kind == "sampled" else None
@@ -131,7 +132,7 @@ class ConsecutiveSteps(Sampling):
 
 def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> dict[str, list[float]]:
     """Milliseconds of recorded and of unrecorded steps, one value per cycle."""
-    recorder = process_recorder(device, engine=False)
+    recorder, clock = process_recorder(device, engine=False), Clock(device)
     every, kept, left_out = CYCLE[way.name]
     cycles = max(2, ALTERNATING_STEPS * options.blocks // every)
     gc.collect()
@@ -139,12 +140,12 @@ def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> di
     if kept > 1:
         recording.use_sampling(ConsecutiveSteps(every))
     dist.barrier()
-    moments, watched = [_moment(device)], []
+    moments, watched = [clock.mark()], []
     for _ in range((cycles + 2) * every):
         watched.append(recorder.enabled)
         way.optimizer.zero_grad()
         way.forward_backward_step()
-        moments.append(_moment(device))
+        moments.append(clock.mark())
     way.optimizer.zero_grad()
     way.wait()
     recording.stop()
@@ -152,7 +153,7 @@ def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> di
     # The first runs are start-up, and the last one has no end.
     for first, end in _runs(watched)[2:-1]:
         counted = end - first - left_out
-        took = _apart_ms(moments[first + left_out], moments[end]) / counted
+        took = clock.between(moments[first + left_out], moments[end]) / counted
         found["on" if watched[first] else "off"].append(took)
     return {kind: values[:cycles] for kind, values in found.items()}
 
@@ -161,18 +162,6 @@ def _runs(watched: list[bool]) -> list[tuple[int, int]]:
     """First and end of each run of steps that are all recorded or all unrecorded."""
     cuts = [n for n in range(1, len(watched)) if watched[n] is not watched[n - 1]]
     return list(pairwise([0, *cuts, len(watched)]))
-
-
-def _moment(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _apart_ms(begin: Any, end: Any) -> float:
-    return float((end - begin) * 1e3 if isinstance(begin, float) else begin.elapsed_time(end))
 
 
 def _step_done(device: torch.device) -> None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from syncline.bench.output import rich_table
 from syncline.bench.timing import ratios, summarize
 from syncline.stats import mean, median, median_interval
 
@@ -51,7 +50,7 @@ def compared(ranks: Sequence[dict[str, Any]], on: str, off: str) -> dict[str, An
     made: dict[str, Any] = {"ratio": {}}
     for kind in _TIMES:
         recorded, plain = (_mean_of_ranks([rank[state][kind] for rank in ranks]) for state in (on, off))
-        made[f"{kind}_ms"] = {"on": summarize(recorded).as_dict(), "off": summarize(plain).as_dict()}
+        made[f"{kind}_ms"] = {"on": summarize(recorded), "off": summarize(plain)}
         made["ratio"][kind] = _paired(recorded, plain)
     return made
 
@@ -60,7 +59,7 @@ def _paired(on: Sequence[float], off: Sequence[float]) -> dict[str, Any]:
     """Ratios of neighbours: median, quartiles, confidence interval of the median, and ratio of the fastest tenths."""
     pairs = ratios(on, off)
     interval = list(median_interval(pairs))
-    return summarize(pairs).as_dict() | {"interval": interval, "floor": _floor(on) / _floor(off)}
+    return {**summarize(pairs), "interval": interval, "floor": _floor(on) / _floor(off)}
 
 
 def _mean_of_ranks(values: Sequence[Sequence[float]]) -> list[float]:
@@ -75,7 +74,7 @@ def in_turn(ranks: Sequence[dict[str, Any]], name: str, every: int) -> dict[str,
     share = min(1.0, (1 if name == "ddp" else 3) / every)
     default = {"share": share, "ratio": 1 + share * (ratio["median"] - 1)}
     default["interval"] = [1 + share * (end - 1) for end in ratio["interval"]]
-    times = {"on": summarize(on).as_dict(), "off": summarize(off).as_dict()}
+    times = {"on": summarize(on), "off": summarize(off)}
     return {"step_ms": times, "ratio": ratio, "default": default}
 
 
@@ -95,39 +94,32 @@ def _partition_errors(mine: Sequence[dict[str, Any]], traces: Sequence[dict[str,
     return {"worst": max(entry["worst"] for entry in ranks.values()), "ranks": ranks}
 
 
-def cells(line: dict[str, Any]) -> list[list[str]]:
-    """The four lines of a way: medians with their 95% intervals."""
-    sampled = line["sampled"]
-    counted = [f"{line['counted_share']:.3%}", f"{line['spans_per_step']:.0f}"]
-    turns = line["in_turn"]
-    ratios = [turns["ratio"], {"median": turns["default"]["ratio"], "interval": turns["default"]["interval"]}]
-    steps = f"{turns['step_ms']['off']['median']:.1f}"
+def table(result: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
+    """Headings and cells: four lines for each way, medians with their 95% intervals."""
+    return HEADINGS, [cells for line in result["rows"] for cells in _lines(line)]
+
+
+def _lines(line: dict[str, Any]) -> list[list[str]]:
+    sampled, turns = line["sampled"], line["in_turn"]
+    default = turns["default"] | {"median": turns["default"]["ratio"]}
+    every = f"1 in {sampled['every']}"
+    last = [f"{line['counted_share']:.3%}", f"{line['spans_per_step']:.0f}", f"{line['partition_error']['worst']:.2%}"]
     return [
-        [line["way"], steps, f"1 in {sampled['every']}, by steps", _ratio(ratios[1]), "", "", "", "", ""],
-        ["", steps, "in turn", _ratio(ratios[0]), "", "", "", "", ""],
-        [*_compared_cells("", sampled, f"1 in {sampled['every']}"), "", "", ""],
-        [*_compared_cells("", line, "all"), *counted, f"{line['partition_error']['worst']:.2%}"],
+        [line["way"], *_cells(turns, f"{every}, by steps", [default]), *[""] * 5],
+        ["", *_cells(turns, "in turn", [turns["ratio"]]), *[""] * 5],
+        ["", *_cells(sampled, every, [sampled["ratio"][kind] for kind in _TIMES]), *[""] * 3],
+        ["", *_cells(line, "all", [line["ratio"][kind] for kind in _TIMES]), *last],
     ]
 
 
-def _compared_cells(name: str, figures: dict[str, Any], recorded: str) -> list[str]:
-    texts = [name, f"{figures['step_ms']['off']['median']:.1f}", recorded]
-    for kind in _TIMES:
-        texts.append(_ratio(figures["ratio"][kind]))
-    return texts
-
-
-def _ratio(figures: dict[str, Any]) -> str:
-    low, high = figures["interval"]
-    return f"{figures['median']:.4f} ({low:.3f}-{high:.3f})"
-
-
-def lines(result: dict[str, Any]) -> list[list[str]]:
-    """All lines of the table."""
-    return [texts for line in result["rows"] for texts in cells(line)]
+def _cells(figures: dict[str, Any], recorded: str, ratios: Sequence[dict[str, Any]]) -> list[str]:
+    shown = ["{median:.4f} ({interval[0]:.3f}-{interval[1]:.3f})".format(**ratio) for ratio in ratios]
+    return [f"{figures['step_ms']['off']['median']:.1f}", recorded, *shown]
 
 
 def console_table(result: dict[str, Any]) -> Any:
     """The table for a terminal; needs rich."""
+    from syncline.report.tables import simple_table
+
     title = f"recorder: {result['setting']['model']}, {result['tensors']} tensors, {result['setting']['device']}"
-    return rich_table(title, HEADINGS, lines(result))
+    return simple_table(title, *table(result), fold=True)

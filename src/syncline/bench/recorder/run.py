@@ -10,9 +10,9 @@ recorded steps to their neighbours within one recording says more; it does not i
 from collections.abc import Sequence
 from typing import Any
 
-from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command, to_stderr
+from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.recorder.rank import LEAD, run_rank, trace_file
-from syncline.bench.recorder.rows import HEADINGS, MAX_COST, MAX_ERROR, lines, row, warnings
+from syncline.bench.recorder.rows import MAX_COST, MAX_ERROR, row, table, warnings
 from syncline.bench.training import Options
 from syncline.trace.analysis.timeline import partition
 from syncline.trace.formats.chrome_read import read_chrome_trace
@@ -61,9 +61,4 @@ def _traces(options: Options, folder: str, name: str) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m syncline.bench.recorder`."""
-    return run_command(
-        parser("recorder", __doc__),
-        arguments,
-        lambda given: measure(options(**given), progress=to_stderr),
-        lambda result: (HEADINGS, lines(result)),
-    )
+    return run_command(parser("recorder", __doc__), arguments, options, measure, table)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from syncline.report.figures import bandwidth, one_line, percent, plural, printable, size
+from syncline.report.figures import Columns, bandwidth, one_line, percent, plural, printable, size, tabulate
 from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show, simple_table
 from syncline.results.schema import Results
@@ -20,6 +20,8 @@ _SHORT = {
     "data": "data", "forward": "forw.", "backward": "backw.", "exposed_encode": "enc.", "exposed_exchange": "exch.",
     "wait": "wait", "update": "upd.", "other": "other",
 }  # fmt: skip
+_LONG = {"other": "unrecorded work", "exposed_encode": "encoding", "exposed_exchange": "exchange"}
+_LONG |= {"replan": "planning", "probe": "measuring"}
 _MORE_FINDINGS = 3  # shown after the verdict
 _MOST_RANKS = 16
 _NEGLIGIBLE_START = 0.05  # of a step
@@ -49,17 +51,12 @@ def print_runs(
 ) -> None:
     """Print one row per run, each run's verdict, how the strategies scale, and what is missing."""
     phases = _seen(analysis.breakdown for analysis in found.values()) if console.width >= _WIDE else []
-    table = simple_table("runs", "run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict")
-    for name, analysis in found.items():
-        shares = [percent(analysis.breakdown[phase]) for phase in phases]
-        table.add_row(
-            Text(printable(name)),
-            str(analysis.world_size),
-            _ms(analysis.step_ms["median"]),
-            *shares,
-            analysis.verdict.kind,
-        )
-    console.print(table)
+    rows = []
+    for name, one in found.items():
+        shares = [percent(one.breakdown[phase]) for phase in phases]
+        rows.append([name, str(one.world_size), _ms(one.step_ms["median"]), *shares, one.verdict.kind])
+    heads = ["run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict"]
+    console.print(simple_table("runs", heads, rows))
     for name, analysis in found.items():
         _line(console, f"{name}: {_sentence(analysis.verdict)}")
     if results is not None:
@@ -99,24 +96,25 @@ def _sentence(finding: Finding) -> str:
 
 def _breakdown(analysis: Analysis) -> Table:
     phases = _seen([analysis.breakdown])
-    table = simple_table("ms per step, mean", "rank", "step", *(_SHORT[phase] for phase in phases))
-    for rank in analysis.ranks[:_MOST_RANKS]:
-        table.add_row(str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases))
+    rows = [
+        [str(rank.rank), _ms(rank.step_ms["mean"]), *(_ms(rank.breakdown_ms[phase]) for phase in phases)]
+        for rank in analysis.ranks[:_MOST_RANKS]
+    ]
     if len(analysis.ranks) > _MOST_RANKS:
-        table.add_row(f"... {len(analysis.ranks) - _MOST_RANKS} more", *([""] * (1 + len(phases))))
-    table.add_row("share", "", *(percent(analysis.breakdown[phase]) for phase in phases))
-    return table
+        rows.append([f"... {len(analysis.ranks) - _MOST_RANKS} more"])
+    rows.append(["share", "", *(percent(analysis.breakdown[phase]) for phase in phases)])
+    return simple_table("ms per step, mean", ["rank", "step", *(_SHORT[phase] for phase in phases)], rows)
 
 
 def _breakdown_by_phase(analysis: Analysis) -> Table:
     """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
     shown = analysis.ranks[:3]
-    table = simple_table("ms per step, mean", "", *(f"rank {rank.rank}" for rank in shown), "share")
-    for phase in _seen([analysis.breakdown]):
-        ms = [_ms(rank.breakdown_ms[phase]) for rank in shown]
-        table.add_row(_long(phase), *ms, percent(analysis.breakdown[phase]))
-    table.add_row("step", *(_ms(rank.step_ms["mean"]) for rank in shown), "")
-    return table
+    rows = [
+        [_long(phase), *(_ms(rank.breakdown_ms[phase]) for rank in shown), percent(analysis.breakdown[phase])]
+        for phase in _seen([analysis.breakdown])
+    ]
+    rows.append(["step", *(_ms(rank.step_ms["mean"]) for rank in shown), ""])
+    return simple_table("ms per step, mean", ["", *(f"rank {rank.rank}" for rank in shown), "share"], rows)
 
 
 def _seen(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:
@@ -155,16 +153,18 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
 def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
     units = analysis.units
     title = f"units by exposed time ({min(top, len(units))} of {len(units)}), ms from the step's start"
-    more = ("ready", "wait", "Mbit/s") if wide else ()
-    table = simple_table(title, "unit", "size", "launch", "end", "moving", "exposed", *more)
-    for unit in units[:top]:
-        repeats = f" x{unit.count:.3g}" if unit.count > 1.01 else ""
-        bytes_text = size(unit.bytes) if unit.bytes else "-"
-        rate = f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"
-        extra = (_ms(unit.ready_ms), _ms(unit.wait_ms), rate) if wide else ()
-        times = (unit.launch_ms, unit.end_ms, unit.transfer_ms, unit.exposed_ms)
-        table.add_row(Text(one_line(unit.unit or unit.name) + repeats), bytes_text, *map(_ms, times), *extra)
-    return table
+    columns: Columns = (
+        ("unit", lambda unit: one_line(unit.unit or unit.name) + (f" x{unit.count:.3g}" if unit.count > 1.01 else "")),
+        ("size", lambda unit: size(unit.bytes or None)),
+        ("launch", lambda unit: _ms(unit.launch_ms)),
+        ("end", lambda unit: _ms(unit.end_ms)),
+        ("moving", lambda unit: _ms(unit.transfer_ms)),
+        ("exposed", lambda unit: _ms(unit.exposed_ms)),
+        ("ready", lambda unit: _ms(unit.ready_ms)),
+        ("wait", lambda unit: _ms(unit.wait_ms)),
+        ("Mbit/s", lambda unit: f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"),
+    )
+    return simple_table(title, *tabulate(columns if wide else columns[:-3], units[:top]))
 
 
 def _startup(console: Console, analysis: Analysis) -> None:
@@ -193,10 +193,8 @@ def _path(console: Console, pieces: Sequence[PathSegment], step: int, top: int) 
     """The longest parts of the critical path in the order of time; the short ones are summed up."""
     least = 0.01 * sum(piece.ms for piece in pieces)
     longest = sorted((n for n, piece in enumerate(pieces) if piece.ms >= least), key=lambda n: -pieces[n].ms)[:top]
-    shown = [
-        f"rank {pieces[place].rank} {_long(pieces[place].lane)}{_named(pieces[place].unit)} {_ms(pieces[place].ms)}"
-        for place in sorted(longest)
-    ]
+    named = [(pieces[place], f" {pieces[place].unit}".rstrip()) for place in sorted(longest)]
+    shown = [f"rank {piece.rank} {_long(piece.lane)}{unit} {_ms(piece.ms)}" for piece, unit in named]
     rest = sum(piece.ms for place, piece in enumerate(pieces) if place not in set(longest))
     more = f" (+ {_ms(rest)} ms in {len(pieces) - len(longest)} short pieces)" if len(pieces) > len(longest) else ""
     _line(console, f"critical path of step {step}, ms: {' > '.join(shown)}{more}")
@@ -220,19 +218,8 @@ def _line(console: Console, text: str) -> None:
     console.print(Text(printable(text).replace("\n", " ")), soft_wrap=not console.is_terminal)
 
 
-def _named(unit: str) -> str:
-    return f" {unit}" if unit else ""
-
-
 def _long(phase: str) -> str:
-    words = {
-        "other": "unrecorded work",
-        "exposed_encode": "encoding",
-        "exposed_exchange": "exchange",
-        "replan": "planning",
-        "probe": "measuring",
-    }
-    return words.get(phase, phase)
+    return _LONG.get(phase, phase)
 
 
 def _ms(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +12,7 @@ from syncline.cli.output import print_json
 from syncline.cli.trace import analysis_tables
 from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_runs
 from syncline.errors import UsageError
-from syncline.report.scaling import Point, StartUp, curves, start_up
+from syncline.report.scaling import StartUp, curves, start_up
 from syncline.results import file as results_file
 from syncline.results.schema import Results
 from syncline.trace.analysis.analysis import Analysis
@@ -58,7 +58,9 @@ def analyze(
     if as_json:
         rows = [analysis.as_json(source) for source, analysis in found.values()]
         scaling = [] if results is None else curves(results)
-        points = [{"strategy": curve.strategy, **_facts(point)} for curve in scaling for point in curve.points]
+        points = [{"strategy": curve.strategy, **vars(point)} for curve in scaling for point in curve.points]
+        for point in points:
+            del point["run"]
         print_json({"runs": rows, "scaling": points, "notes": notes})
     else:
         analyses = {name: analysis for name, (_, analysis) in found.items()}
@@ -94,7 +96,3 @@ def _start_up(trace: Path, analysis: Analysis) -> tuple[StartUp | None, list[str
     own = (analysis.strategy, analysis.world_size)
     found = [run for run in rows if (run["strategy"], run["world_size"]) == own]
     return start_up(found[0]) if len(found) == 1 else None, notes
-
-
-def _facts(point: Point) -> dict[str, Any]:
-    return {name: value for name, value in vars(point).items() if name != "run"}
