@@ -14,7 +14,7 @@ from syncline.train.data.sampler import Sampler
 from syncline.train.rank.loop import Loop
 from syncline.train.rank.step_log import StepLog
 from syncline.train.strategies import STRATEGIES, Context, load
-from syncline.train.strategies.gather_scatter import ring_order_sum
+from syncline.train.strategies.classical import ring_order_sum
 from syncline.train.workload import build, load_optimizer
 
 # strategy: (workers, relative tolerance of the mean)

@@ -14,7 +14,7 @@ from syncline.bench.timing import ratios
 from syncline.spec import Call, parse_one
 from syncline.stats import median
 from syncline.train.strategies import STRATEGIES, load
-from syncline.train.strategies.single import Local
+from syncline.train.strategies.classical import Local
 from syncline.train.strategies.syncline import Syncline
 
 _LAST = 5

@@ -44,11 +44,9 @@ class Need:
 class Data:
     """A data set for one task, and the sizes that a model must adapt to."""
 
-    name: str
-    task: str
     train: Dataset
     test: Dataset | None
-    samples: str
+    samples: str = "images"
     classes: int = 0
     channels: int = 0
     image_size: int = 0

@@ -14,8 +14,6 @@ from syncline.train.data.fetch import cache_folder, fetch
 from syncline.train.data.images import StoredImages
 
 _PIXELS = 3 * 32 * 32
-# A split has 50,000 records; more than this is not a CIFAR file.
-_MAX_RECORDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,11 @@ class _Set:
     @property
     def url(self) -> str:
         return f"https://www.cs.toronto.edu/~kriz/{self.archive}"
+
+    @property
+    def max_bytes(self) -> int:
+        # A split has 50,000 records; more than 100,000 is not a CIFAR file.
+        return 100_000 * (self.label_bytes + _PIXELS)
 
 
 _CIFAR10 = _Set(
@@ -62,38 +65,29 @@ _CIFAR100 = _Set(
 )
 
 
-@data("cifar10", tasks=("images",))
-def cifar10(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
-    """Ten classes. `augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing."""
-    return _load(_CIFAR10, need, seed=seed, root=root, augment=augment, download=download)
+def _register(kind: _Set) -> None:
+    @data(kind.name, tasks=("images",))
+    def load(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
+        """`augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing."""
+        folder = Path(root).expanduser() if root else cache_folder()
+        train, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
+        return Data(
+            StoredImages(*train, kind.mean, kind.deviation, augment=augment, seed=seed),
+            StoredImages(*test, kind.mean, kind.deviation),
+            classes=kind.classes,
+            channels=3,
+            image_size=32,
+        )
 
 
-@data("cifar100", tasks=("images",))
-def cifar100(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
-    """A hundred classes (the fine labels); arguments as for cifar10."""
-    return _load(_CIFAR100, need, seed=seed, root=root, augment=augment, download=download)
-
-
-def _load(kind: _Set, need: Need, *, seed: int, root: str | None, augment: bool, download: bool) -> Data:
-    del need
-    folder = Path(root).expanduser() if root else cache_folder()
-    train, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
-    return Data(
-        name=kind.name,
-        task="images",
-        train=StoredImages(*train, kind.mean, kind.deviation, augment=augment, seed=seed),
-        test=StoredImages(*test, kind.mean, kind.deviation),
-        samples="images",
-        classes=kind.classes,
-        channels=3,
-        image_size=32,
-    )
+_register(_CIFAR10)
+_register(_CIFAR100)
 
 
 def _split(kind: _Set, folder: Path, names: tuple[str, ...], *, download: bool) -> tuple[Tensor, Tensor]:
     for place in (folder, folder / kind.folder):
         if all((place / name).is_file() for name in names):
-            raw = [_bounded(place / name, kind) for name in names]
+            raw = [_read(place / name, kind) for name in names]
             break
     else:
         archive = folder / kind.archive
@@ -106,16 +100,12 @@ def _split(kind: _Set, folder: Path, names: tuple[str, ...], *, download: bool) 
                 f" or {kind.name}(download=true)"
             )
         raw = _members(archive, kind, names)
-    parts = [_records(body, kind, name) for body, name in zip(raw, names, strict=True)]
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+    images, labels = zip(*(_records(body, kind, name) for body, name in zip(raw, names, strict=True)), strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
-def _limit(kind: _Set) -> int:
-    return _MAX_RECORDS * (kind.label_bytes + _PIXELS)
-
-
-def _bounded(path: Path, kind: _Set) -> bytes:
-    if path.stat().st_size > _limit(kind):
+def _read(path: Path, kind: _Set) -> bytes:
+    if path.stat().st_size > kind.max_bytes:
         raise UsageError(f"{path} is too large for a {kind.name} file")
     return path.read_bytes()
 
@@ -127,7 +117,7 @@ def _members(archive: Path, kind: _Set, names: tuple[str, ...]) -> list[bytes]:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = member.name.removeprefix("./").removeprefix(f"{kind.folder}/")
-                if name in names and member.isfile() and member.size <= _limit(kind):
+                if name in names and member.isfile() and member.size <= kind.max_bytes:
                     file = tar.extractfile(member)
                     assert file is not None
                     found[name] = file.read()

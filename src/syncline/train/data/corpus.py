@@ -4,8 +4,8 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,16 +20,8 @@ _WORD = re.compile(r"\w+|[^\w\s]|\n")
 _SKIPPED = {"__pycache__", "test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "turtledemo"}
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Token ids of every group (a top-level file or folder), in order of the groups' names."""
-
-    groups: dict[str, Tensor]
-
-    @property
-    def stream(self) -> Tensor:
-        """All groups, one after the other."""
-        return torch.cat(list(self.groups.values()))
+Corpus = dict[str, Tensor]
+"""Token ids by group (a top-level file or folder), in order of the groups' names."""
 
 
 # One process builds a workload more than once (a comparison runs several strategies): the text is the same.
@@ -44,21 +36,17 @@ def read_corpus(path: str | None, *, tokens: str, vocabulary: int, megabytes: fl
         raise UsageError(f"text(tokens=bytes) needs a model of {SPECIAL + 256} words or more, not {vocabulary}")
     texts = _read(path, round(megabytes * 1_000_000))
     if tokens == "bytes":
-        return Corpus({name: _bytes(text) for name, text in texts.items()})
+        return {name: _bytes(text) for name, text in texts.items()}
     words = {name: _WORD.findall(text) for name, text in texts.items()}
-    counts: Counter[str] = Counter()
-    for group in words.values():
-        counts.update(group)
+    counts = Counter(chain.from_iterable(words.values()))
     # By frequency, then by the alphabet: the same numbers on every rank and in every process.
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - SPECIAL]
     number = {word: place for place, word in enumerate(ranked, start=SPECIAL)}
-    return Corpus(
-        {
-            name: torch.tensor([number.get(word, UNKNOWN) for word in group], dtype=torch.int64, device="cpu")
-            for name, group in words.items()
-            if group
-        }
-    )
+    return {
+        name: torch.tensor([number.get(word, UNKNOWN) for word in group], dtype=torch.int64, device="cpu")
+        for name, group in words.items()
+        if group
+    }
 
 
 def _bytes(text: str) -> Tensor:

@@ -35,11 +35,8 @@ def fashion_mnist(
     train, test = (_split(folder, name, count) for name in ("train", "t10k"))
     mean, deviation = (_MEAN,) * count, (_DEVIATION,) * count
     return Data(
-        name="fashion-mnist",
-        task="images",
         train=StoredImages(*train, mean, deviation, augment=augment, seed=seed),
         test=StoredImages(*test, mean, deviation),
-        samples="images",
         classes=_CLASSES,
         channels=count,
         image_size=32,
@@ -73,8 +70,7 @@ def read_idx(path: Path, *, dimensions: int) -> Tensor:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
-            head = file.read(4 + 4 * dimensions)
-            shape = _shape(head, path, dimensions)
+            shape = _shape(file.read(4 + 4 * dimensions), path, dimensions)
             # One byte more than announced shows a file that is too long.
             body = file.read(prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:

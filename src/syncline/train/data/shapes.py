@@ -1,4 +1,4 @@
-"""The built-in image data set: ten kinds of figures, drawn from random numbers of each sample.
+"""The built-in image data sets `shapes` and `unpaired`: ten kinds of figures, drawn from random numbers.
 
 Position, size, tilt, colours, a colour gradient and noise vary, so no single pixel reveals the class. Nothing is
 stored: a batch is drawn when it is read, at any image size. Arithmetic is exact piecewise-linear float32
@@ -8,7 +8,6 @@ stored: a batch is drawn when it is read, at any image size. Arithmetic is exact
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import torch
 from torch import Tensor
@@ -24,58 +23,36 @@ _NOISE = 1 << 18
 Figure = Callable[[Tensor, Tensor], Tensor]
 
 
-def _disc(u: Tensor, v: Tensor) -> Tensor:
-    return (u * u + v * v).sqrt() - 0.9
+def _radius(u: Tensor, v: Tensor) -> Tensor:
+    return (u * u + v * v).sqrt()
 
 
-def _ring(u: Tensor, v: Tensor) -> Tensor:
-    return ((u * u + v * v).sqrt() - 0.75).abs() - 0.22
-
-
-def _square(u: Tensor, v: Tensor) -> Tensor:
-    return torch.maximum(u.abs(), v.abs()) - 0.8
-
-
-def _frame(u: Tensor, v: Tensor) -> Tensor:
-    return (torch.maximum(u.abs(), v.abs()) - 0.75).abs() - 0.2
-
-
-def _triangle(u: Tensor, v: Tensor) -> Tensor:
-    return torch.maximum(v - 0.7, 0.87 * u.abs() - 0.5 * v - 0.45)
+def _side(u: Tensor, v: Tensor) -> Tensor:
+    return torch.maximum(u.abs(), v.abs())
 
 
 def _plus(u: Tensor, v: Tensor) -> Tensor:
-    a, b = u.abs(), v.abs()
-    return torch.maximum(torch.minimum(a, b) - 0.25, torch.maximum(a, b) - 1.0)
+    return torch.maximum(torch.minimum(u.abs(), v.abs()) - 0.25, _side(u, v) - 1.0)
 
 
-def _saltire(u: Tensor, v: Tensor) -> Tensor:
-    return _plus(0.7071 * (u + v), 0.7071 * (u - v))
-
-
-def _bars(u: Tensor, v: Tensor) -> Tensor:
-    return torch.maximum(_wave(v) - 0.25, _square(u, v) - 0.2)
-
-
-def _pales(u: Tensor, v: Tensor) -> Tensor:
-    return _bars(v, u)
-
-
-def _checks(u: Tensor, v: Tensor) -> Tensor:
-    product = (_wave(u) - 0.25) * (_wave(v) - 0.25)
-    return torch.maximum(-8.0 * product, _square(u, v) - 0.2)
-
-
-def _wave(x: Tensor) -> Tensor:
-    """A triangle wave in [0, 0.5] of period 0.67."""
+def _stripes(x: Tensor) -> Tensor:
+    """A triangle wave in [-0.25, 0.25] of period 0.67."""
     phase = x * 1.5
-    return (phase - phase.floor() - 0.5).abs()
+    return (phase - phase.floor() - 0.5).abs() - 0.25
 
 
-FIGURES: tuple[Figure, ...] = (
-    _disc, _ring, _square, _frame, _triangle, _plus, _saltire, _bars, _pales, _checks,
-)  # fmt: skip
-NAMES = ("disc", "ring", "square", "frame", "triangle", "plus", "saltire", "bars", "pales", "checks")
+FIGURES: dict[str, Figure] = {
+    "disc": lambda u, v: _radius(u, v) - 0.9,
+    "ring": lambda u, v: (_radius(u, v) - 0.75).abs() - 0.22,
+    "square": lambda u, v: _side(u, v) - 0.8,
+    "frame": lambda u, v: (_side(u, v) - 0.75).abs() - 0.2,
+    "triangle": lambda u, v: torch.maximum(v - 0.7, 0.87 * u.abs() - 0.5 * v - 0.45),
+    "plus": _plus,
+    "saltire": lambda u, v: _plus(0.7071 * (u + v), 0.7071 * (u - v)),
+    "bars": lambda u, v: torch.maximum(_stripes(v), _side(u, v) - 0.8 - 0.2),
+    "pales": lambda u, v: torch.maximum(_stripes(u), _side(u, v) - 0.8 - 0.2),
+    "checks": lambda u, v: torch.maximum(-8.0 * (_stripes(u) * _stripes(v)), _side(u, v) - 0.8 - 0.2),
+}
 
 
 def coverage(labels: Tensor, draws: Tensor, *, size: int, outline: bool = False) -> Tensor:
@@ -92,7 +69,7 @@ def coverage(labels: Tensor, draws: Tensor, *, size: int, outline: bool = False)
     cos, sin = ((1 - t * t) / unit).view(n, 1, 1), (2 * t / unit).view(n, 1, 1)
     u, v = x * cos + y * sin, y * cos - x * sin
     distance = torch.empty(n, size, size, device="cpu")
-    for label, figure in enumerate(FIGURES):
+    for label, figure in enumerate(FIGURES.values()):
         rows = (labels == label).nonzero().squeeze(1)
         if len(rows):
             distance[rows] = figure(u[rows], v[rows])
@@ -109,15 +86,9 @@ def _noise(seed: int, length: int) -> Tensor:
     return table.unfold(0, length, 1)
 
 
-def grain(seed: int, stream: int, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Noise in -0.5..0.5 for each sample: a piece of one long fixed sequence, from a random place."""
-    start = bits(seed, stream, indices, 1).squeeze(1) % _NOISE
-    return _noise(seed, prod(shape))[start].view(len(indices), *shape)
-
-
 @dataclass(frozen=True)
 class Shapes:
-    """Figures of ten classes; samples are (images [n, 3, size, size], labels [n])."""
+    """Figures of ten classes; samples are (images [n, 3, size, size], labels [n]), the same in every epoch."""
 
     length: int
     size: int
@@ -128,34 +99,62 @@ class Shapes:
         return self.length
 
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
-        """Draw the samples at `indices`; they are the same in every epoch."""
-        del epoch
-        n = len(indices)
-        labels = bits(self.seed, self.stream, indices, 1).squeeze(1) % len(FIGURES)
-        draws = uniform(self.seed, self.stream + 1, indices, _DRAWS)
-        cover = coverage(labels, draws, size=self.size).unsqueeze(1)
-        back = (0.5 * draws[:, 4:7]).view(n, 3, 1, 1)
-        fore = (0.4 + 0.6 * draws[:, 7:10]).view(n, 3, 1, 1)
-        slope = (0.4 * draws[:, 10:13] - 0.2).view(n, 3, 1, 1)
+        """Draw the samples at `indices`."""
+        labels, draws, cover = self._figures(indices, self.stream)
+        slope = _colour(0.4 * draws[:, 10:13] - 0.2)
         axis = torch.linspace(-1, 1, self.size, device="cpu").view(1, 1, 1, self.size)
-        image = back + slope * axis + cover * (fore - back)
-        image = image + 0.3 * grain(self.seed, self.stream + 2, indices, (3, self.size, self.size))
-        return (image.clamp(0.0, 1.0) - 0.4) * 4.0, labels
+        back, fore = _colour(0.5 * draws[:, 4:7]), _colour(0.4 + 0.6 * draws[:, 7:10])
+        image = self._grained(back + slope * axis + cover * (fore - back), 0.3, indices, self.stream)
+        return (image - 0.4) * 4.0, labels
+
+    def _figures(self, indices: Tensor, stream: int, *, outline: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(labels, random numbers, coverage) of the samples."""
+        labels = bits(self.seed, stream, indices, 1).squeeze(1) % len(FIGURES)
+        draws = uniform(self.seed, stream + 1, indices, _DRAWS)
+        return labels, draws, coverage(labels, draws, size=self.size, outline=outline).unsqueeze(1)
+
+    def _grained(self, image: Tensor, strength: float, indices: Tensor, stream: int) -> Tensor:
+        """The image in 0..1, with noise for each sample: a piece of one long fixed sequence, from a random place."""
+        start = bits(self.seed, stream + 2, indices, 1).squeeze(1) % _NOISE
+        noise = _noise(self.seed, 3 * self.size**2)[start].view(len(indices), 3, self.size, self.size)
+        return (image + strength * noise).clamp(0.0, 1.0)
+
+
+class Unpaired(Shapes):
+    """Two domains: samples are (painted, drawn), each [n, 3, size, size] in -1..1, of different figures."""
+
+    def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
+        """Draw both domains' samples at `indices`."""
+        _, draws, cover = self._figures(indices, self.stream)
+        back, fore = _colour(0.5 * draws[:, 4:7]), _colour(0.4 + 0.6 * draws[:, 7:10])
+        painted = self._grained(back + cover * (fore - back), 0.1, indices, self.stream)
+        _, draws, cover = self._figures(indices, self.stream + 8, outline=True)
+        paper, ink = torch.tensor(0.9, device="cpu"), _colour(0.3 * draws[:, 4:5])
+        drawn = self._grained(paper + cover * (ink - paper), 0.1, indices, self.stream + 8)
+        return painted * 2.0 - 1.0, drawn * 2.0 - 1.0
+
+
+def _colour(values: Tensor) -> Tensor:
+    return values.view(*values.shape, 1, 1)
+
+
+def _size(need: Need, image_size: int | None, samples: int) -> int:
+    size = image_size or need.image_size or 32
+    if samples < 1 or not 8 <= size <= 1024:
+        raise UsageError(f"{samples} samples of image_size={size}: samples >= 1, image_size 8 to 1024 are possible")
+    return size
 
 
 @data("shapes", tasks=("images",))
 def shapes(need: Need, *, seed: int, train: int = 50_000, test: int = 10_000, image_size: int | None = None) -> Data:
     """The generated default: `train` and `test` images, 32x32 unless the model or `image_size` says otherwise."""
-    size = image_size or need.image_size or 32
-    if min(train, test) < 1 or not 8 <= size <= 1024:
-        raise UsageError(f"shapes({train=}, {test=}, image_size={size}): samples >= 1, image_size 8 to 1024")
-    return Data(
-        name="shapes",
-        task="images",
-        train=Shapes(train, size, seed, 0),
-        test=Shapes(test, size, seed, 16),
-        samples="images",
-        classes=len(FIGURES),
-        channels=3,
-        image_size=size,
-    )
+    size = _size(need, image_size, min(train, test))
+    splits = Shapes(train, size, seed, 0), Shapes(test, size, seed, 16)
+    return Data(*splits, classes=len(FIGURES), channels=3, image_size=size)
+
+
+@data("unpaired", tasks=("unpaired",))
+def unpaired(need: Need, *, seed: int, train: int = 5_000, image_size: int | None = None) -> Data:
+    """Filled and outlined figures, `train` of each, at the model's image size. No test set: nothing to score."""
+    size = _size(need, image_size, train)
+    return Data(Unpaired(train, size, seed, 32), None, channels=3, image_size=size)

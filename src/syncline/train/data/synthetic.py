@@ -1,6 +1,7 @@
 """Random tensors of the right shape, made once, for timing only."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,18 +20,17 @@ class Synthetic:
     length: int
     pool: int
     seed: int
-    _made: list[Batch] = field(default_factory=list, repr=False, compare=False)
 
     def __len__(self) -> int:
         return self.length
 
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
         """Sample `i` is number `i % pool` of the pool, in every epoch."""
-        del epoch
-        if not self._made:
-            self._made.append(_random(self.need, self.pool, self.seed))
-        rows = indices % self.pool
-        return tuple(part[rows] for part in self._made[0])
+        return tuple(part[indices % self.pool] for part in self._samples)
+
+    @cached_property
+    def _samples(self) -> Batch:
+        return _random(self.need, self.pool, self.seed)
 
 
 def _random(need: Need, count: int, seed: int) -> Batch:
@@ -85,12 +85,10 @@ def synthetic(
     images = need.task in ("images", "unpaired")
     if min(samples, side, depth, kinds, 1 if images else length) < 1 or not 1 <= pool <= 65_536:
         raise UsageError("synthetic: samples, image_size, channels, classes and seq are 1 or more, pool is 1 to 65536")
-    sized = Need(need.task, image_size=side, channels=depth, classes=kinds, vocabulary=need.vocabulary, sequence=length)
+    sized = replace(need, image_size=side, channels=depth, classes=kinds, sequence=length)
     return Data(
-        name="synthetic",
-        task=need.task,
-        train=Synthetic(sized, samples, pool, seed),
-        test=None,
+        Synthetic(sized, samples, pool, seed),
+        None,
         samples="images" if images else "sequences",
         classes=kinds,
         channels=depth,

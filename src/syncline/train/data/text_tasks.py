@@ -4,8 +4,7 @@ All choices (masks, questions, lengths) are functions of (seed, epoch, the windo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,29 +18,33 @@ _MASKED = 0.15
 _LONGEST_ANSWER = 8
 
 
-class _Windows(Protocol):
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def held_out(self) -> bool: ...
-    def __len__(self) -> int: ...
-    def tokens(self, indices: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
-class TextTask:
-    """`window(seq)` is the number of text tokens in a sample of `seq` tokens; `batch` makes the tensors."""
+class Windows:
+    """Windows of a token stream; `task(self, indices, epoch)` makes a batch of them."""
 
-    window: Callable[[int], int]
-    batch: Callable[..., Batch]
+    stream: Tensor
+    starts: Tensor
+    labels: Tensor
+    width: int
+    vocabulary: int
+    seed: int
+    held_out: bool
+    task: Callable[["Windows", Tensor, int], Batch] = field(repr=False)
 
+    def __len__(self) -> int:
+        return len(self.starts)
 
-def _stream(windows: _Windows, epoch: int, draw: int) -> int:
-    return 1024 + 8 * (2 * epoch + windows.held_out) + draw
+    def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
+        """The samples at `indices`; masks and questions vary with the epoch, in training."""
+        return self.task(self, indices, 0 if self.held_out else epoch)
+
+    def random_stream(self, epoch: int, draw: int) -> int:
+        """The stream of random numbers for one kind of choice in an epoch."""
+        return 1024 + 8 * (2 * epoch + self.held_out) + draw
+
+    def tokens(self, indices: Tensor) -> Tensor:
+        """The raw windows, [n, width]."""
+        return self.stream[self.starts[indices].unsqueeze(1) + torch.arange(self.width, device="cpu")]
 
 
 def _frame(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -54,52 +57,52 @@ def _frame(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(tokens, dim=1), torch.cat(segments, dim=1)
 
 
-def _language_model(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
+def _language_model(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     del epoch
     tokens = windows.tokens(indices)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def _origin(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
+def _origin(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """The group of the text that a window comes from."""
     del epoch
     return *_frame([windows.tokens(indices)]), windows.labels[indices]
 
 
-def _pretraining(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
+def _pretraining(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """Masked words, and whether the second half is the first's continuation or from elsewhere (half of them)."""
     own = windows.tokens(indices)
     half = own.shape[1] // 2
-    draws = bits(windows.seed, _stream(windows, epoch, 0), indices, 2)
+    draws = bits(windows.seed, windows.random_stream(epoch, 0), indices, 2)
     swapped = draws[:, 0] % 2
     elsewhere = windows.tokens(draws[:, 1] % len(windows))[:, half:]
     second = torch.where(swapped.unsqueeze(1) == 1, elsewhere, own[:, half:])
     tokens, segments = _frame([own[:, :half], second])
     # Exactly 15% of every sample's words, so that equal shards average to the whole batch's loss.
-    chance = uniform(windows.seed, _stream(windows, epoch, 1), indices, tokens.shape[1])
+    chance = uniform(windows.seed, windows.random_stream(epoch, 1), indices, tokens.shape[1])
     chance = chance.masked_fill((tokens == START) | (tokens == END), 2.0)
     chosen = chance.argsort(dim=1, stable=True)[:, : max(1, round(_MASKED * 2 * half))]
     targets = torch.full_like(tokens, _NOT_ASKED).scatter(1, chosen, tokens.gather(1, chosen))
     # Of the chosen words 80% are masked, 10% become any other word, 10% stay.
-    fate = uniform(windows.seed, _stream(windows, epoch, 2), indices, chosen.shape[1])
-    other = bits(windows.seed, _stream(windows, epoch, 3), indices, chosen.shape[1])
+    fate = uniform(windows.seed, windows.random_stream(epoch, 2), indices, chosen.shape[1])
+    other = bits(windows.seed, windows.random_stream(epoch, 3), indices, chosen.shape[1])
     other = SPECIAL + other % (windows.vocabulary - SPECIAL)
     words = torch.where(fate < 0.8, MASK, torch.where(fate < 0.9, other, tokens.gather(1, chosen)))
     return tokens.scatter(1, chosen, words), segments, targets, swapped
 
 
-def _question(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
+def _question(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """A passage; the question is the first and last word of a span in it, the answer its start and end."""
     passage = windows.tokens(indices)
     n, length = passage.shape
     once = ((passage.unsqueeze(2) == passage.unsqueeze(1)).sum(2) == 1) & (passage >= SPECIAL)
     # Words that occur once can be asked for; the first word, where there is none.
     askable = once | ((~once.any(1, keepdim=True)) & (torch.arange(length, device="cpu") == 0))
-    rank = uniform(windows.seed, _stream(windows, epoch, 4), indices, length)
+    rank = uniform(windows.seed, windows.random_stream(epoch, 4), indices, length)
     start = rank.masked_fill(~askable, -1.0).argmax(1)
     ahead = torch.arange(length, device="cpu") - start.unsqueeze(1)
     near = askable & (ahead >= 0) & (ahead < _LONGEST_ANSWER)
-    end = uniform(windows.seed, _stream(windows, epoch, 5), indices, length).masked_fill(~near, -1.0).argmax(1)
+    end = uniform(windows.seed, windows.random_stream(epoch, 5), indices, length).masked_fill(~near, -1.0).argmax(1)
     row = torch.arange(n, device="cpu")
     question = torch.stack((passage[row, start], passage[row, end]), dim=1)
     tokens, segments = _frame([question, passage])
@@ -107,13 +110,13 @@ def _question(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
     return tokens, segments, start + offset, end + offset
 
 
-def _translation(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
+def _translation(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """Translation into an invented language: each word is replaced by a fixed other one, neighbours are swapped."""
     del epoch
     source = windows.tokens(indices)
     n, most = source.shape
     # Lengths from half to full, even, so that padding occurs and every word has its neighbour.
-    shorter = bits(windows.seed, _stream(windows, 0, 6), indices, 1) % (most // 4 + 1)
+    shorter = bits(windows.seed, windows.random_stream(0, 6), indices, 1) % (most // 4 + 1)
     kept = torch.arange(most, device="cpu") < most - 2 * shorter
     words = windows.vocabulary - SPECIAL
     foreign = torch.where(source < SPECIAL, source, SPECIAL + (source - SPECIAL + words // 2) % words)
@@ -124,11 +127,12 @@ def _translation(windows: _Windows, indices: Tensor, epoch: int) -> Batch:
     return source.masked_fill(~kept, PADDING), shifted, target
 
 
-TASKS: dict[str, TextTask] = {
-    "lm": TextTask(lambda seq: seq + 1, _language_model),
-    "text-classes": TextTask(lambda seq: seq - 2, _origin),
-    "pretraining": TextTask(lambda seq: 2 * ((seq - 3) // 2), _pretraining),
-    "qa": TextTask(lambda seq: seq - 5, _question),
+# Task -> (the number of text tokens in a sample of `seq` tokens, how a batch is made).
+TASKS: dict[str, tuple[Callable[[int], int], Callable[[Windows, Tensor, int], Batch]]] = {
+    "lm": (lambda seq: seq + 1, _language_model),
+    "text-classes": (lambda seq: seq - 2, _origin),
+    "pretraining": (lambda seq: 2 * ((seq - 3) // 2), _pretraining),
+    "qa": (lambda seq: seq - 5, _question),
     # The target has one token more than the source: its end.
-    "translation": TextTask(lambda seq: 2 * ((seq - 1) // 2), _translation),
+    "translation": (lambda seq: 2 * ((seq - 1) // 2), _translation),
 }

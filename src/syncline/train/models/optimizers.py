@@ -1,6 +1,7 @@
 """Optimizers by spec: `sgd(lr=0.1, momentum=0.9)`; only arguments that a spec can write."""
 
 from collections.abc import Callable, Iterable
+from inspect import Parameter, Signature
 from typing import Any
 
 from torch import Tensor, nn, optim
@@ -29,49 +30,33 @@ def load_optimizer(text: str, parameters: Parameters) -> optim.Optimizer:
     return made
 
 
-@OPTIMIZERS.register("sgd")
-def sgd(
-    params: Any, *, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
-) -> optim.Optimizer:
-    """Stochastic gradient descent."""
-    return optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+_ADAM: dict[str, Any] = {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+# Name -> (class, the arguments that a spec can give, with their defaults).
+_TABLE: dict[str, tuple[Callable[..., optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (optim.SGD, {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}),
+    "rmsprop": (optim.RMSprop, {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}),
+    "adagrad": (optim.Adagrad, {"lr": 0.01, "eps": 1e-10, "weight_decay": 0.0}),
+    "adadelta": (optim.Adadelta, {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0}),
+    "adam": (optim.Adam, _ADAM),
+    "adamw": (optim.AdamW, _ADAM | {"weight_decay": 0.01}),
+    "adamax": (optim.Adamax, _ADAM | {"lr": 0.002}),
+    "nadam": (optim.NAdam, _ADAM | {"lr": 0.002}),
+    "radam": (optim.RAdam, _ADAM),
+}
 
 
-@OPTIMIZERS.register("rmsprop")
-def rmsprop(
-    params: Any, *, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> optim.Optimizer:  # fmt: skip
-    """RMSprop."""
-    return optim.RMSprop(params, lr=lr, alpha=alpha, eps=eps, momentum=momentum, weight_decay=weight_decay)
+def _register(name: str, kind: Callable[..., optim.Optimizer], defaults: dict[str, Any]) -> None:
+    def make(params: Any, **given: Any) -> optim.Optimizer:
+        arguments = defaults | given
+        if "beta1" in arguments:
+            arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
+        return kind(params, **arguments)
 
-
-@OPTIMIZERS.register("adagrad")
-def adagrad(params: Any, *, lr: float = 0.01, eps: float = 1e-10, weight_decay: float = 0.0) -> optim.Optimizer:
-    """Adagrad."""
-    return optim.Adagrad(params, lr=lr, eps=eps, weight_decay=weight_decay)
-
-
-@OPTIMIZERS.register("adadelta")
-def adadelta(
-    params: Any, *, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0
-) -> optim.Optimizer:
-    """Adadelta."""
-    return optim.Adadelta(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
-
-
-def _adam_family(name: str, kind: Callable[..., optim.Optimizer], *, rate: float, decay: float) -> None:
-    def make(
-        params: Any, *, lr: float = rate, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
-        weight_decay: float = decay,
-    ) -> optim.Optimizer:  # fmt: skip
-        return kind(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
-
+    options = [Parameter(key, Parameter.KEYWORD_ONLY, default=v, annotation=type(v)) for key, v in defaults.items()]
+    made: Any = make
+    made.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_ONLY), *options])  # `spec.apply` reads it
     OPTIMIZERS.register(name)(make)
 
 
-_adam_family("adam", optim.Adam, rate=0.001, decay=0.0)
-_adam_family("adamw", optim.AdamW, rate=0.001, decay=0.01)
-_adam_family("adamax", optim.Adamax, rate=0.002, decay=0.0)
-_adam_family("nadam", optim.NAdam, rate=0.002, decay=0.0)
-_adam_family("radam", optim.RAdam, rate=0.001, decay=0.0)
+for _name, (_kind, _defaults) in _TABLE.items():
+    _register(_name, _kind, _defaults)

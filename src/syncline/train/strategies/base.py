@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,8 @@ from syncline.spec import apply, parse_one
 from syncline.trace import Recorder
 
 STRATEGIES: Registry[type["Strategy"]] = Registry("strategy")
-_S = TypeVar("_S", bound="type[Strategy]")
+strategy = STRATEGIES.register
+"""Decorator `@strategy(name)`: register a strategy class."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +122,11 @@ class RingTrafficStrategy(Strategy):
     """A strategy that sends as much as a ring all-reduce of the gradients."""
 
     formula = "2(N-1)/N*S"
+    shrink = 1.0
+    """Bytes sent for each byte of the gradients."""
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
-        return ring_traffic(total_bytes(shapes, element), workers)
-
-
-def strategy(name: str) -> Callable[[_S], _S]:
-    """Register a strategy class under `name`."""
-
-    def add(cls: _S) -> _S:
-        STRATEGIES.register(name)(cls)
-        return cls
-
-    return add
+        return ring_traffic(total_bytes(shapes, element) * self.shrink, workers)
 
 
 def load(text: str) -> Strategy:

@@ -16,37 +16,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncline._compat import GradBucket
 from syncline.errors import UsageError
-from syncline.train.strategies.base import (
-    Context,
-    Strategy,
-    Synchroniser,
-    Traffic,
-    ring_traffic,
-    strategy,
-    total_bytes,
-)
+from syncline.train.strategies.base import Context, RingTrafficStrategy, Synchroniser, Traffic, ring_traffic, strategy
 
 _Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 class _Ddp(Synchroniser):
-    needs_rehearsal = (
-        True  # after its first pass DDP lays out its buckets again, and rounding of sums depends on the layout
-    )
+    # After its first pass DDP lays out its buckets again, and rounding of sums depends on the layout.
+    needs_rehearsal = True
 
-    def __init__(
-        self, module: nn.Module, context: Context, *, hook: _Hook, state: Any, bucket_mb: float, unused: bool
-    ) -> None:
+    def __init__(self, module: nn.Module, context: Context, strategy: "Ddp") -> None:
         super().__init__(module, context)
         self._plain = module
         self.module = DistributedDataParallel(
             module,
             process_group=context.group,
-            bucket_cap_mb=bucket_mb,
+            bucket_cap_mb=strategy.bucket_mb,
             gradient_as_bucket_view=True,
-            find_unused_parameters=unused,
+            find_unused_parameters=strategy.unused,
         )
-        self._hook, self._state = hook, state
+        self._hook, self._state = strategy.hook, strategy.state(context)
         self._last_launch: Any = None
         self.module.register_comm_hook(None, self._recorded)
 
@@ -83,12 +72,10 @@ class _Ddp(Synchroniser):
 
 
 @strategy("ddp")
-class Ddp(Strategy):
+class Ddp(RingTrafficStrategy):
     """Bucketed all-reduce that overlaps the backward pass; `unused=true` for models that leave parameters out."""
 
-    formula = "2(N-1)/N*S"
     hook: _Hook = staticmethod(default_hooks.allreduce_hook)
-    shrink = 1.0
 
     def __init__(self, bucket_mb: float = 25.0, unused: bool = False) -> None:
         if bucket_mb <= 0:
@@ -102,11 +89,7 @@ class Ddp(Strategy):
     def attach(
         self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
     ) -> Synchroniser:
-        options = {"state": self.state(context), "bucket_mb": self.bucket_mb, "unused": self.unused}
-        return _Ddp(module, context, hook=self.hook, **options)
-
-    def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
-        return ring_traffic(total_bytes(shapes, element) * self.shrink, workers)
+        return _Ddp(module, context, self)
 
 
 @strategy("ddp-bf16")

@@ -43,8 +43,7 @@ class _Attached(Synchroniser):
 
 def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy: str) -> None:
     """Save the plans in use, their costs and shapes to the strategy's folder; those of a second phase as `plan-2`."""
-    attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
-    for number, sync in enumerate(attached, start=1):
+    for number, sync in enumerate(_syncs(synchronisers), start=1):
         plan_file, costs, shapes = (folder / _numbered(name, number) for name in (PLAN, COSTS, SHAPES))
         plan.save(sync.plan, plan_file)
         auto = getattr(sync, "auto", None)  # one rank alone has nothing to plan
@@ -59,7 +58,7 @@ def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy:
 def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
     """For each attached phase the plan in use: its prediction, and the units and bytes of each codec."""
     facts = []
-    for sync in (s.sync for s in synchronisers if isinstance(s, _Attached)):
+    for sync in _syncs(synchronisers):
         sizes = {shape.name: shape.values * shape.dtype.itemsize for shape in sync.shapes}
         by_codec: dict[str, dict[str, int]] = {}
         for unit in sync.plan.units:
@@ -82,9 +81,13 @@ def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
 
 def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
     """The step time that the plan in use predicts; None without a plan, or with several models and plans."""
-    attached = [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
-    predicted = attached[0].plan.about.get("predicted_ms") if len(attached) == 1 else None
+    syncs = _syncs(synchronisers)
+    predicted = syncs[0].plan.about.get("predicted_ms") if len(syncs) == 1 else None
     return float(predicted) if isinstance(predicted, int | float) else None
+
+
+def _syncs(synchronisers: Sequence[Synchroniser]) -> list[Sync]:
+    return [synchroniser.sync for synchroniser in synchronisers if isinstance(synchroniser, _Attached)]
 
 
 def _numbered(name: str, number: int) -> str:
@@ -115,11 +118,8 @@ class Syncline(Strategy):
             if compress is not None or carrier is not None:
                 raise UsageError("a plan file names codecs and exchanges itself: leave them out")
             plan.load(Path(file))
-        self.formula = (
-            "2(N-1)/N*S" if str(self.codec) == "none" and self.carrier.text == "allreduce" else "the codec's bytes"
-        )
-        if self.auto:
-            self.formula = "2(N-1)/N*S at most"
+        dense = str(self.codec) == "none" and self.carrier.text == "allreduce"
+        self.formula = "2(N-1)/N*S at most" if self.auto else "2(N-1)/N*S" if dense else "the codec's bytes"
 
     def attach(
         self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
