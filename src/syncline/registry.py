@@ -1,12 +1,14 @@
-"""An open registry of names: a decorator over a dict, plus entry points of installed packages."""
+"""An open registry of names: a decorator over a dict, entry points of installed packages, and a user's own objects."""
 
+import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from syncline.errors import SynclineWarning, UsageError, unknown
-from syncline.user_import import import_callable
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class Registry(Generic[T]):
         `package.module:name` is imported instead of looked up: users need not register their objects.
         """
         if ":" in name:
-            found: T = import_callable(name, self.kind)
+            found: T = _import_callable(name, self.kind)
             return found
         if name not in self._items:
             self._load_entry_points()
@@ -61,3 +63,35 @@ class Registry(Generic[T]):
             except Exception as error:  # a broken package must not make our own names unusable
                 text = f"{self.kind} '{point.name}' of {point.value} cannot be loaded: {error}"
                 warnings.warn(text, SynclineWarning, stacklevel=2)
+
+
+def _import_callable(path: str, kind: str) -> Any:
+    """The user's function or class at `package.module:name`. Modules in the current folder are found too."""
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{kind} '{path}': write package.module:factory")
+    module = _import(module_name, f"{kind} '{path}'")
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(name for name in sorted(vars(module)) if not name.startswith("_"))
+            raise UsageError(f"{kind} '{path}': module {module_name} has no '{attribute}' (it has: {public})")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{kind} '{path}' is a {type(found).__name__}: a function or class is needed")
+    return found
+
+
+def _import(name: str, asked: str) -> Any:
+    # The path of an installed command lacks the current folder; that of `python -m` has it.
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"{asked}: importing {name} failed, it needs the module {error.name}") from error
+        raise UsageError(
+            f"{asked}: there is no module {error.name}: run from its folder, or install its package"
+        ) from None

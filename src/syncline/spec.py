@@ -44,7 +44,8 @@ def parse(text: str) -> tuple[Call, ...]:
     """The calls of a chain, left to right."""
     parser = _Parser(text)
     chain = parser.chain(depth=0)
-    parser.end()
+    if parser.peek()[0] != "end":
+        raise parser.error(f"unexpected '{parser.peek()[1]}'")
     return chain
 
 
@@ -63,21 +64,14 @@ def show(chain: tuple[Call, ...]) -> str:
 
 def split(text: str) -> list[str]:
     """Split a comma list of specs; commas inside parentheses or quotes do not split."""
-    parts, depth, quote, current = [], 0, "", ""
-    for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        if char == "," and depth == 0 and not quote:
-            parts.append(current.strip())
-            current = ""
+    parts, depth = [""], 0
+    for piece in re.findall(r"\"[^\"]*\"?|'[^']*'?|.", text, re.DOTALL):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "," and depth == 0:
+            parts.append("")
         else:
-            current += char
-    parts.append(current.strip())
-    return [part for part in parts if part]
+            parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]
 
 
 def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) -> Any:
@@ -86,8 +80,7 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
     try:
         bound = signature.bind(*lead, *call.args, **call.kwargs, **extra)
     except TypeError as error:
-        skip = len(lead)
-        legal = [p for p in list(signature.parameters.values())[skip:] if p.name not in extra]
+        legal = [p for p in list(signature.parameters.values())[len(lead) :] if p.name not in extra]
         takes = ", ".join(p.name + _default(p) for p in legal) or "no arguments"
         raise UsageError(f"'{call}': {error}; {call.name} takes ({takes})") from None
     for name, value in list(bound.arguments.items())[len(lead) :]:
@@ -148,10 +141,6 @@ class _Parser:
             return True
         return False
 
-    def end(self) -> None:
-        if self.peek()[0] != "end":
-            raise self.error(f"unexpected '{self.peek()[1]}'")
-
     def chain(self, depth: int) -> tuple[Call, ...]:
         if depth > _MAX_DEPTH:
             raise self.error("nested too deeply")
@@ -168,12 +157,11 @@ class _Parser:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         if self.take("(") and not self.take(")"):
-            while True:
-                self.argument(args, kwargs, depth)
-                if self.take(")"):
-                    break
+            self.argument(args, kwargs, depth)
+            while not self.take(")"):
                 if not self.take(","):
                     raise self.error(f"',' or ')' is expected, not '{self.peek()[1]}'")
+                self.argument(args, kwargs, depth)
         return Call(name, tuple(args), kwargs)
 
     def argument(self, args: list[Any], kwargs: dict[str, Any], depth: int) -> None:
@@ -191,12 +179,9 @@ class _Parser:
 
     def value(self, depth: int) -> Any:
         kind, word = self.peek()
-        if kind == "number":
+        if kind in ("number", "string"):
             self.at += 1
-            return int(word) if re.fullmatch(r"[+-]?\d+", word) else float(word)
-        if kind == "string":
-            self.at += 1
-            return word[1:-1]
+            return word[1:-1] if kind == "string" else int(word) if word.lstrip("+-").isdigit() else float(word)
         chain = self.chain(depth + 1)
         if len(chain) == 1 and not chain[0].args and not chain[0].kwargs and "(" not in word:
             return _WORDS.get(chain[0].name.lower(), chain[0].name)

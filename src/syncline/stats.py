@@ -3,8 +3,10 @@
 They need no numpy, so that a machine that only trains does not load it.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NotRequired, TypedDict
 
 
@@ -52,9 +54,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean, summed without rounding error."""
-    if not values:
-        raise ValueError("the mean of no values is not defined: give at least one")
-    return math.fsum(values) / len(values)
+    return fmean(values)
 
 
 def median_or_zero(values: Sequence[float]) -> float:
@@ -83,9 +83,7 @@ def std(values: Sequence[float]) -> float:
 
 def winsorized(values: Sequence[float]) -> list[float]:
     """The values with those outside the 5th to 95th percentile moved to these bounds."""
-    if not values:
-        return []
-    low, high = quantile(values, 0.05), quantile(values, 0.95)
+    low, high = (quantile(values, 0.05), p95(values)) if values else (0.0, 0.0)
     return [min(max(value, low), high) for value in values]
 
 
@@ -136,17 +134,12 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> tup
     """
     if not values:
         raise ValueError("the interval of no values is not defined: give at least one")
-    ordered = sorted(values)
-    n = len(ordered)
-    tail = (1 - confidence) / 2
-    # In logarithms, so that thousands of steps do not underflow.
-    log_half_n = n * math.log(0.5)
-    cumulative, k = 0.0, 0
-    while k < n // 2:
-        log_pmf = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + log_half_n
-        cumulative += math.exp(log_pmf)
-        if cumulative > tail:
-            break
-        k += 1
-    k = max(k, 1)
+    ordered, n = sorted(values), len(values)
+
+    def probability(k: int) -> float:
+        # In logarithms, so that thousands of steps do not underflow.
+        return math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
+
+    below = itertools.accumulate(probability(k) for k in range(n // 2))
+    k = max(1, sum(1 for _ in itertools.takewhile(lambda p: p <= (1 - confidence) / 2, below)))
     return ordered[k - 1], ordered[n - k]

@@ -14,7 +14,7 @@ from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
 from syncline.results.file import load, numbers
 from syncline.train.config import Config, load_recipe, load_run, parse_settings
-from syncline.train.session.link_changes import Change, parse_changes
+from syncline.train.session.link_changes import parse_changes
 from syncline.train.session.local import run_local
 
 
@@ -35,13 +35,13 @@ def asked(*settings: str) -> Config:
 def test_changes_come_from_a_recipe_and_from_the_command_line(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[cluster]\nnodes = 2\nchanges = {20 = "100Mbit", 5 = ""}\n[train]\ndevice = "cpu"')
-    expected = (Change(5, None), Change(20, 100_000_000))
+    expected = [{"step": 5, "bandwidth": None}, {"step": 20, "bandwidth": 100_000_000}]
     assert parse_changes(load_recipe(str(recipe))) == expected
     config = asked("cluster.changes.20=100Mbit", "cluster.changes.5=")
     assert parse_changes(config) == expected
     (tmp_path / "config.json").write_text(json.dumps(config.as_dict()))
     assert load_run(tmp_path) == config
-    assert parse_changes(asked()) == ()
+    assert parse_changes(asked()) == []
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from syncline.trace import Recorder
 from syncline.train.checkpoint import files as checkpoint
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
-from syncline.train.checkpoint.snapshot import Snapshots
 from syncline.train.config import Train
+from syncline.train.rank.snapshot import Snapshots
 from syncline.train.strategies import Context, Strategy
 
 CPU = torch.device("cpu")
@@ -120,42 +120,45 @@ def test_random_states_come_back():
     assert [(torch.rand(3).tolist(), random.gauss(0, 1), numpy.random.normal()) for _ in range(2)] == drawn
 
 
-def _snapshots(folder, *, rank=0, workers=1, strategy=None, seed=0):
+def _loop(*, rank=0, workers=1, strategy=None, seed=0, steps=5):
+    """The parts of a loop that a checkpoint holds."""
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     context = Context(rank=rank, workers=workers, recorder=Recorder(rank=rank))
-    synchroniser = (strategy or Strategy)().attach(module, context, optimizer)
-    return Snapshots(
-        folder=Path(folder),
-        strategy="mine",
+    return SimpleNamespace(
         train=Train(),
-        steps=5,
+        steps=steps,
         context=context,
         device=CPU,
-        phases=[SimpleNamespace(module=module)],
-        synchronisers=[synchroniser],
+        workload=SimpleNamespace(phases=[SimpleNamespace(module=module)]),
+        synchronisers=[(strategy or Strategy)().attach(module, context, optimizer)],
         optimizers=[optimizer],
     )
 
 
-def _step(snapshots):
-    (phase,), (synchroniser,), (optimizer,) = snapshots.phases, snapshots.synchronisers, snapshots.optimizers
+def _module(loop):
+    return loop.workload.phases[0].module
+
+
+def _step(loop):
+    (synchroniser,), (optimizer,) = loop.synchronisers, loop.optimizers
     optimizer.zero_grad()
-    phase.module(torch.randn(6, 4)).pow(2).mean().backward()
+    _module(loop)(torch.randn(6, 4)).pow(2).mean().backward()
     synchroniser.synchronise()
     optimizer.step()
 
 
 def test_a_snapshot_is_taken_up_bit_for_bit(tmp_path):
-    first, second = _snapshots(tmp_path), _snapshots(tmp_path, seed=1)
+    first, second, snapshots = _loop(), _loop(seed=1), Snapshots(tmp_path, "mine")
     _step(first)
     epochs = [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0}]
-    first.save(History(losses=[0.1, float("nan")], step_ms=[1.0, 2.0], epochs=epochs, accuracy=0.5, epoch_s=3.0))
+    history = History(losses=[0.1, float("nan")], step_ms=[1.0, 2.0], epochs=epochs, accuracy=0.5, epoch_s=3.0)
+    snapshots.save(first, history)
     _step(first)
-    history = second.restore(tmp_path / "step-00000002")
+    history = snapshots.restore(second, tmp_path / "step-00000002")
     _step(second)
-    for a, b in zip(*(s.phases[0].module.state_dict().values() for s in (first, second)), strict=True):
+    for a, b in zip(*(_module(loop).state_dict().values() for loop in (first, second)), strict=True):
         assert torch.equal(a, b)
     assert (history.losses[0], history.step_ms, history.accuracy, history.epoch_s) == (0.1, [1.0, 2.0], 0.5, 3.0)
     assert history.epochs == [{"epoch": 1, "train_s": 1.5, "test_s": None, "loss": 2.0}]
@@ -163,47 +166,48 @@ def test_a_snapshot_is_taken_up_bit_for_bit(tmp_path):
 
 
 def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path):
-    snapshots = _snapshots(tmp_path)
-    snapshots.synchronisers[0].state_dict = lambda: {"w.error": torch.zeros(1_000_000)[:3]}
-    snapshots.save(History(losses=[1.0]))
+    loop = _loop()
+    loop.synchronisers[0].state_dict = lambda: {"w.error": torch.zeros(1_000_000)[:3]}
+    Snapshots(tmp_path, "mine").save(loop, History(losses=[1.0]))
     assert (tmp_path / "step-00000001" / "rank0.pt").stat().st_size < 100_000
 
 
 def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path):
-    snapshots = _snapshots(tmp_path)
-    snapshots.optimizers[0].param_groups[0]["scale"] = numpy.float64(2.0)
-    snapshots.save(History(losses=[1.0]))
+    loop, snapshots = _loop(), Snapshots(tmp_path, "mine")
+    loop.optimizers[0].param_groups[0]["scale"] = numpy.float64(2.0)
+    snapshots.save(loop, History(losses=[1.0]))
     assert checkpoint.find_damage(tmp_path / "step-00000001") is None
-    snapshots.optimizers[0].param_groups[0]["schedule"] = object()
+    loop.optimizers[0].param_groups[0]["schedule"] = object()
     with pytest.raises(UsageError, match=r"cannot hold optimizers\[0\].param_groups\[0\].schedule, a object"):
-        snapshots.save(History(losses=[1.0, 1.0]))
+        snapshots.save(loop, History(losses=[1.0, 1.0]))
 
 
 def test_another_model_or_data_set_is_refused(tmp_path):
-    _snapshots(tmp_path).save(History(losses=[1.0]))
-    other = _snapshots(tmp_path)
-    other.phases[0].module[0] = nn.Linear(5, 3)
+    snapshots = Snapshots(tmp_path, "mine")
+    snapshots.save(_loop(), History(losses=[1.0]))
+    other = _loop()
+    _module(other)[0] = nn.Linear(5, 3)
     with pytest.raises(UsageError, match=r"the model has changed since .*'0.weight' is missing or has another shape"):
-        other.restore(tmp_path / "step-00000001")
-    longer = Snapshots(**{**vars(_snapshots(tmp_path)), "steps": 6})
+        snapshots.restore(other, tmp_path / "step-00000001")
     with pytest.raises(UsageError, match="an epoch had 5 steps and now has 6"):
-        longer.restore(tmp_path / "step-00000001")
+        snapshots.restore(_loop(steps=6), tmp_path / "step-00000001")
 
 
 def _save_on_ranks(rank, world_size, folder):
-    snapshots = _snapshots(folder, rank=rank, workers=world_size, strategy=ErrorFeedback)
+    loop = _loop(rank=rank, workers=world_size, strategy=ErrorFeedback)
     torch.manual_seed(rank)
-    _step(snapshots)
+    _step(loop)
     epochs = [{"epoch": 1, "train_s": 1.0 + rank, "test_s": None, "loss": float(rank)}]
-    snapshots.save(History(losses=[float(rank)], step_ms=[10.0 + rank], epochs=epochs))
-    return {name: error.tolist() for name, error in snapshots.synchronisers[0].errors.items()}
+    history = History(losses=[float(rank)], step_ms=[10.0 + rank], epochs=epochs)
+    Snapshots(Path(folder), "mine").save(loop, history)
+    return {name: error.tolist() for name, error in loop.synchronisers[0].errors.items()}
 
 
 def _restore_on_ranks(rank, world_size, folder):
-    snapshots = _snapshots(folder, rank=rank, workers=world_size, strategy=ErrorFeedback, seed=rank)
-    history = snapshots.restore(Path(folder) / "step-00000001")
-    parameters = [p.tolist() for p in snapshots.phases[0].module.parameters()]
-    errors = {name: error.tolist() for name, error in snapshots.synchronisers[0].errors.items()}
+    loop = _loop(rank=rank, workers=world_size, strategy=ErrorFeedback, seed=rank)
+    history = Snapshots(Path(folder), "mine").restore(loop, Path(folder) / "step-00000001")
+    parameters = [p.tolist() for p in _module(loop).parameters()]
+    errors = {name: error.tolist() for name, error in loop.synchronisers[0].errors.items()}
     return errors, (history.losses, history.step_ms, history.epochs), parameters, torch.rand(2).tolist()
 
 

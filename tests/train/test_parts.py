@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from syncline.errors import UsageError
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
+from syncline.trace.merge.merge import Part, merge
 from syncline.train.checkpoint.history import History
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.network_counters import NetworkBytes, read_counters
 from syncline.train.rank.record import RankRecord
-from syncline.train.session.assemble import assemble, merge_records
+from syncline.train.session.assemble import assemble
 from syncline.train.session.machine import busy_share
 from syncline.train.session.runs import list_runs
 from syncline.train.strategies import Traffic
 
+COST = {"dropped": 0, "overhead_ns_per_step": 5.0}
 SERVERS = ("ddp", "server(servers=2, part_mb=1)")
 
 
@@ -100,7 +102,7 @@ def test_busy_share_is_a_share():
     assert 0 <= busy_share(0.05) <= 1
 
 
-def _record(rank, starts, *, boot="b", **more):
+def _record(rank, starts, *, boot="b", clock=None, **more):
     """Three steps of 100 ns: 40 forward, then an exchange from `starts` to 90."""
     spans = []
     for step in range(3):
@@ -110,17 +112,18 @@ def _record(rank, starts, *, boot="b", **more):
         spans.append(Span(rank, "step", "step", "", step, base, base + 100, 0))
     epochs = [{"epoch": 1, "train_s": 1.0, "test_s": None, "loss": 2.0}]
     made = RankRecord(
-        rank=rank, node=rank, host="h", host_id=boot, cores=1, backend="gloo", spans=spans, phases=1,
+        part=Part(rank, spans, boot, clock, cores=1, cpu_times=[[0, 1, 2]], recording_cost=COST),
+        node=rank, host="h", backend="gloo", phases=1,
         synchronised_bytes=8, startup_ms={"launch": 1.0, "rendezvous": 2.0, "build": 3.0},
         history=History(losses=[3.0, 2.0, 1.0 + rank], epochs=epochs, accuracy=0.5), theory=Traffic(8.0, 8.0, 8.0),
         network=NetworkBytes(10, 12), buffer_divergence=0.25, first_complete_step=0, spans_dropped=0,
-        cpu_times=[], recording_cost={},
     )  # fmt: skip
     return replace(made, **more)
 
 
 def _assemble(*records):
-    return assemble("all-reduce", records, merge_records(records).spans, batch=4, nodes=len(records))
+    spans = merge([record.part for record in records]).spans
+    return assemble("all-reduce", records, spans, batch=4, nodes=len(records))
 
 
 def test_assembled_run_has_means_shares_and_waits():
@@ -136,7 +139,8 @@ def test_assembled_run_has_means_shares_and_waits():
 
 def test_steps_with_dropped_spans_are_left_out_of_the_shares_alone():
     record = _record(0, 40, first_complete_step=2)
-    run = _assemble(replace(record, spans=[span for span in record.spans if span.lane == "step" or span.step == 2]))
+    spans = [span for span in record.part.spans if span.lane == "step" or span.step == 2]
+    run = _assemble(replace(record, part=replace(record.part, spans=spans)))
     assert len(run["step_ms_series"]) == 3
     assert run["ranks"][0]["breakdown"]["forward"] == 0.4
 
@@ -148,18 +152,17 @@ def test_ranks_of_different_hosts_have_no_common_clock_so_no_waits():
 
 def test_ranks_of_different_hosts_with_measured_clocks_have_waits():
     late = _record(1, 70, boot="two", clock=Clock(offset=5000.0, drift=0.0, error=2.0, at=0))
-    late = replace(late, spans=[replace(s, start=s.start + 5000, end=s.end + 5000) for s in late.spans])
+    spans = [replace(s, start=s.start + 5000, end=s.end + 5000) for s in late.part.spans]
+    late = replace(late, part=replace(late.part, spans=spans))
     records = [_record(0, 40, boot="one", clock=Clock()), late]
     run = _assemble(*records)
     assert [entry["breakdown"]["wait"] for entry in run["ranks"]] == [0.3, 0.0]
-    assert merge_records(records).clock_error_ns == 2.0
+    assert merge([record.part for record in records]).clock_error_ns == 2.0
 
 
 def test_a_record_survives_its_json_form():
     for record in (
-        _record(
-            1, 70, clock=Clock(offset=5.0), prediction_ms=3.5, cpu_times=[[0, 1, 2]], recording_cost={"dropped": 0}
-        ),
+        _record(1, 70, clock=Clock(offset=5.0), prediction_ms=3.5),
         _record(2, 70, history=None, network=None),
     ):
         assert RankRecord.from_json(record.to_json()) == record

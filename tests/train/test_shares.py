@@ -4,6 +4,7 @@ import pytest
 
 from syncline.engine.tuning.tuner import REPLAN
 from syncline.trace import Span
+from syncline.trace.merge.merge import Part
 from syncline.train.checkpoint.history import History
 from syncline.train.rank.record import RankRecord
 from syncline.train.session.assemble import rank_row
@@ -11,9 +12,8 @@ from syncline.train.strategies import Traffic
 
 HISTORY = History(losses=[1.0])
 RECORD = RankRecord(
-    rank=0, node=0, host="here", host_id="b", cores=1, backend="gloo", startup_ms={}, phases=1, synchronised_bytes=0,
-    theory=Traffic(0, 0, 0), spans=[], spans_dropped=0, first_complete_step=0, cpu_times=[], recording_cost={},
-    history=HISTORY,
+    part=Part(0, []), node=0, host="here", backend="gloo", startup_ms={}, phases=1, synchronised_bytes=0,
+    theory=Traffic(0, 0, 0), spans_dropped=0, first_complete_step=0, history=HISTORY,
 )  # fmt: skip
 MS = 1_000_000
 

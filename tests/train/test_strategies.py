@@ -10,6 +10,7 @@ from ranks import run_ranks
 from syncline.errors import UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint.history import History
+from syncline.train.config import Train
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.loop import Loop
 from syncline.train.rank.step_log import StepLog
@@ -158,12 +159,12 @@ def _train(rank, world_size, spec, models, workers, folder):
             synchronisers=[strategy.attach(phase.module, context, optimizer) for phase, optimizer in pairs],
             optimizers=optimizers,
             sampler=Sampler(len(workload.train), batch=4 * workers, seed=1, rank=rank, workers=workers),
-            recorder=recorder,
+            context=context,
             device=torch.device("cpu"),
-            epochs=1,
+            train=Train(epochs=1, test_samples=4),
             steps=2,
-            test_samples=4,
             count_network=False,
+            checkpoint=lambda loop, history: None,
             log=StepLog(
                 Path(folder) / f"{rank}.jsonl",
                 recorder,

@@ -5,7 +5,6 @@ that does not exist (a loss that overflowed, a figure of a crashed run) is null:
 `NotRequired` may be missing in files of earlier versions; keys that are not listed here are ignored.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -32,15 +31,9 @@ _LARGEST = 1e300  # beyond it, arithmetic on two figures would overflow
 _MOST_LEVELS = 32
 
 
-@dataclass(frozen=True)
-class Minimum:
-    """The smallest legal value, as an annotation of a type."""
-
-    value: int
-
-
-Count = Annotated[int, Minimum(0)]
-Positive = Annotated[int, Minimum(1)]
+Count = Annotated[int, 0]
+"""A whole number; the annotation is the smallest legal value."""
+Positive = Annotated[int, 1]
 Number = float | None
 Series = list[float | None]
 
@@ -164,10 +157,6 @@ class Results(TypedDict, total=False):
     runs: Required[list[Run]]
 
 
-class _Wrong(Exception):
-    """The first field that does not match its type, in words; becomes the `UsageError`."""
-
-
 def validate(content: Any, *, name: str = "these results") -> Results:
     """`content` as `Results`, or a `UsageError` that names the first field that is wrong."""
     if not isinstance(content, dict) or "schema" not in content or "runs" not in content:
@@ -180,28 +169,30 @@ def validate(content: Any, *, name: str = "these results") -> Results:
     try:
         _check(content, Results, "")
         for index, run in enumerate(content["runs"]):
-            for key in _REQUIRED_BY_STATUS[run["status"]]:
-                if key not in run:
-                    raise _Wrong(f"runs[{index}].{key} is missing")
+            missing = [key for key in _REQUIRED_BY_STATUS[run["status"]] if key not in run]
+            if missing:
+                raise UsageError(f"runs[{index}].{missing[0]} is missing")
             if run["status"] == "crashed":
                 _check(run["error"], Failure, f"runs[{index}].error")
-    except _Wrong as wrong:
+    except UsageError as wrong:
         raise UsageError(f"{name} is malformed: {wrong}; run the comparison again to rewrite it") from None
     return cast(Results, content)
 
 
 def _check(value: Any, kind: Any, path: str) -> None:
-    """Raise `_Wrong` where `value`, found at `path`, does not match the type `kind`."""
+    """Raise a `UsageError` that says where `value`, found at `path`, does not match the type `kind`."""
     allowed = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     matching = next((one for one in allowed if _matches(value, one)), None)
     if matching is None:
         expected = " or ".join(_expected(one) for one in allowed)
-        raise _Wrong(f"{path or 'the file'} is {_describe(value)}, {expected} is expected")
+        raise UsageError(f"{path or 'the file'} is {_FOUND[type(value)]}, {expected} is expected")
     if isinstance(value, int | float) and _LARGEST < abs(value) < float("inf"):
-        raise _Wrong(f"{path} is too large a number")
+        raise UsageError(f"{path} is too large a number")
     arguments = get_args(matching)
     if is_typeddict(matching):
         _check_table(value, matching, f"{path}." if path else "")
+    elif get_origin(matching) is Annotated and value < arguments[1]:
+        raise UsageError(f"{path} is {value}, at least {arguments[1]} is expected")
     elif get_origin(matching) is list:
         for index, item in enumerate(value):
             _check(item, arguments[0], f"{path}[{index}]")
@@ -210,16 +201,14 @@ def _check(value: Any, kind: Any, path: str) -> None:
     elif get_origin(matching) is dict:
         for key, item in value.items():
             _check(item, arguments[1], f"{path}.{key}")
-    elif get_origin(matching) is Annotated and value < arguments[1].value:
-        raise _Wrong(f"{path} is {value}, at least {arguments[1].value} is expected")
 
 
 def _check_table(value: dict[str, Any], kind: Any, prefix: str) -> None:
-    for key in sorted(kind.__required_keys__ - value.keys(), key=list(_fields(kind)).index):
-        raise _Wrong(f"{prefix}{key} is missing")
     for key, inner in _fields(kind).items():
         if key in value:
             _check(value[key], inner, f"{prefix}{key}")
+        elif key in kind.__required_keys__:
+            raise UsageError(f"{prefix}{key} is missing")
 
 
 @cache
@@ -235,7 +224,7 @@ def _check_depth(value: dict[str, Any], path: str) -> None:
         level = [i for v in level for i in (v.values() if isinstance(v, dict) else v) if isinstance(i, dict | list)]
         if not level:
             return
-    raise _Wrong(f"{path} is nested more than {_MOST_LEVELS} deep")
+    raise UsageError(f"{path} is nested more than {_MOST_LEVELS} deep")
 
 
 def _matches(value: Any, kind: Any) -> bool:
@@ -243,27 +232,28 @@ def _matches(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     outer = _outer(kind)
-    if isinstance(value, bool) and outer is not bool:
-        return False
-    return isinstance(value, int | float if outer is float else outer)
+    return type(value) is outer or (outer is float and type(value) is int)
 
 
-def _outer(kind: Any) -> type:
+def _outer(kind: Any) -> Any:
     if is_typeddict(kind):
         return dict
-    origin = get_origin(kind)
-    made: type = get_args(kind)[0] if origin is Annotated else origin or kind
-    return made
+    return get_args(kind)[0] if get_origin(kind) is Annotated else get_origin(kind) or kind
 
 
 def _expected(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
-    return {bool: "true or false", int: "a whole number", float: "a number"}.get(_outer(kind)) or _NAMES[_outer(kind)]
+    return _EXPECTED[_outer(kind)]
 
 
-def _describe(value: Any) -> str:
-    return {bool: "a flag", int: "a number", float: "a number"}.get(type(value)) or _NAMES[type(value)]
-
-
-_NAMES = {str: "text", list: "a list", dict: "a table", NoneType: "null"}
+_FOUND = {
+    bool: "a flag",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a table",
+    NoneType: "null",
+}
+_EXPECTED = _FOUND | {bool: "true or false", int: "a whole number"}

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -102,7 +102,7 @@ def load_recipe(name: str) -> Config:
         try:
             text = Path(name).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise UsageError(f"cannot read the recipe {name}: {reason}") from None
     else:
         raise unknown("recipe", name, [*recipes(), "or a path to a .toml file"])
@@ -121,8 +121,7 @@ def load_run(folder: Path) -> Config:
     except FileNotFoundError:
         raise UsageError(f"{folder} is not a run folder (it has no config.json): name the folder of a run") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise UsageError(f"cannot read {file}: {reason}") from None
+        raise UsageError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
     if not isinstance(table, dict):
         raise UsageError(f"cannot read {file}: it is not a table of settings")
     return Config().override(dict(_dotted(table)))
@@ -158,19 +157,17 @@ def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, A
 
 
 def _set(node: Any, path: list[str], value: Any, full: str) -> Any:
-    known = {f.name: f for f in fields(node)}
-    if path[0] not in known:
+    (name, *rest), kinds = path, {f.name: f.type for f in fields(node)}
+    current: Any = getattr(node, name) if name in kinds else None
+    if is_dataclass(current):
+        if not rest:
+            raise UsageError(f"'{full}' is a table: set one of its keys, such as {full}.{fields(current)[0].name}")
+        return replace(node, **{name: _set(current, rest, value, full)})
+    if name not in kinds or len(rest) > isinstance(current, Mapping):
         raise unknown("setting", full, _keys())
-    current = getattr(node, path[0])
-    if len(path) > 1:
-        if isinstance(current, Mapping) and len(path) == 2:
-            return replace(node, **{path[0]: _convert(known[path[0]].type, {**current, path[1]: value}, full)})
-        if not hasattr(current, "__dataclass_fields__"):
-            raise unknown("setting", full, _keys())
-        return replace(node, **{path[0]: _set(current, path[1:], value, full)})
-    if hasattr(current, "__dataclass_fields__"):
-        raise UsageError(f"'{full}' is a table: set one of its keys, such as {full}.{fields(current)[0].name}")
-    return replace(node, **{path[0]: _convert(known[path[0]].type, value, full)})
+    if rest:
+        value = {**current, rest[0]: value}
+    return replace(node, **{name: _convert(kinds[name], value, full)})
 
 
 def _keys() -> list[str]:

@@ -10,13 +10,10 @@ from torch import nn
 from syncline import spec
 from syncline.errors import UsageError
 from syncline.train.data import DATA, Batch, Dataset, Need, load_data
-from syncline.train.models import MODELS, OPTIMIZERS, Blueprint, Built, Classifier, Phase, load_optimizer
+from syncline.train.models import MODELS, Blueprint, Built, Classifier, Phase, load_optimizer
 from syncline.train.models.base import one_phase
-from syncline.user_import import import_callable
 
-__all__ = [
-    "DATA", "MODELS", "OPTIMIZERS", "Batch", "Dataset", "Phase", "Workload", "build", "load_optimizer",
-]  # fmt: skip
+__all__ = ["DATA", "MODELS", "Phase", "Workload", "build", "load_optimizer"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +47,12 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator alone: torch.manual_seed would also reseed every CUDA device.
         torch.default_generator.manual_seed(seed)
-        if ":" in call.name:
-            made = spec.apply(call, import_callable(call.name, "model"))
-            if isinstance(made, Workload):
-                return _own_workload(made, call, data)
-            blueprint = _own_module(made, call)
-        else:
-            blueprint = spec.apply(call, MODELS.get(call.name))
-            if not isinstance(blueprint, Blueprint):
-                raise UsageError(f"model '{call}' returned a {type(blueprint).__name__}, not a Blueprint")
+        made = spec.apply(call, MODELS.get(call.name))
+        if isinstance(made, Workload):
+            if data != "auto":
+                raise UsageError(f"model '{call}' is a whole workload with its own data: leave '{data}' out")
+            return made
+        blueprint = made if isinstance(made, Blueprint) else _classifier(made, call)
         source = load_data(blueprint.data if data == "auto" else data, blueprint.need, model=call.name, seed=seed)
         built = blueprint.build(source)
     return Workload(
@@ -71,13 +65,8 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
     )
 
 
-def _own_workload(made: Workload, call: spec.Call, data: str) -> Workload:
-    if data != "auto":
-        raise UsageError(f"model '{call}' is a whole workload with its own data: leave '{data}' out")
-    return made
-
-
-def _own_module(made: Any, call: spec.Call) -> Blueprint:
+def _classifier(made: Any, call: spec.Call) -> Blueprint:
+    """The blueprint for a user's own module."""
     if not isinstance(made, nn.Module):
         raise UsageError(
             f"model '{call}' returned a {type(made).__name__}: return a torch.nn.Module that gives class scores of"

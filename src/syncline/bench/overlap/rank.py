@@ -73,7 +73,7 @@ class TurnGate:
         if now is not None and before is not None:
             turn["wire"] = asdict(now.per_step_since(before, steps=count))
         if self._rank == 0:
-            spans = loop.recorder.spans(first)
+            spans = loop.context.recorder.spans(first)
             shown = first + count - _SHOWN_STEPS
             turn["steps"] = [[s.start, s.end] for s in spans if s.lane == STEP]
             # On a GPU, data is read ahead and timed by the host, so it does not fit beside the device's spans.

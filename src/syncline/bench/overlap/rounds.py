@@ -11,7 +11,7 @@ from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.train.session.assemble import merge_records
+from syncline.trace.merge.merge import merge
 
 LEAD = 3
 """Steps at the start of a turn that do not count."""
@@ -60,7 +60,7 @@ class Rounds:
         for contestant in contestants:
             if records := self.contest.end(contestant):
                 metadata = {"strategy": contestant.entry.strategy, "world_size": contestant.workers}
-                trace = replace(merge_records(records), metadata=metadata)
+                trace = replace(merge([record.part for record in records]), metadata=metadata)
                 write_chrome_trace(trace, contestant.folder / "trace.json.gz")
         self._update()
 

@@ -38,15 +38,21 @@ class History:
         return cls(
             losses=torch.stack([part["losses"] for part in parts]).mean(0).tolist(),
             step_ms=torch.stack([part["step_ms"] for part in parts]).amax(0).tolist(),
-            epochs=[
-                {
-                    **records[0],
-                    "train_s": max(record["train_s"] for record in records),
-                    "loss": sum(record["loss"] for record in records) / len(records),
-                }
-                for records in zip(*(part["epochs"] for part in parts), strict=True)
-            ],
+            epochs=merge_epochs([part["epochs"] for part in parts]),
             epoch_s=max(part["epoch_s"] for part in parts),
             accuracy=mean_of_known([part["accuracy"] for part in parts]),
             resumed_at=list(parts[0]["resumed_at"]),
         )
+
+
+def merge_epochs(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The epochs over all ranks: the longest times, the mean loss."""
+    return [
+        {
+            "epoch": rows[0]["epoch"],
+            "train_s": max(row["train_s"] for row in rows),
+            "test_s": max((row["test_s"] for row in rows if row["test_s"] is not None), default=None),
+            "loss": sum(row["loss"] for row in rows) / len(rows),
+        }
+        for rows in zip(*ranks, strict=True)
+    ]

@@ -18,7 +18,6 @@ FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps")
 class Resume:
     """An undamaged checkpoint, and the warnings that the results must have if the run resumes from it."""
 
-    run: Path
     checkpoint: Path
     step: int
     warnings: tuple[str, ...]
@@ -50,7 +49,7 @@ def choose(path: Path, config: Config, *, workers: int) -> Resume:
             f"the steps before {step} ran on {head['workers']} ranks, now {workers}: their losses are the mean over the"
             " ranks, random generators are seeded again, and residuals are the mean of the old ranks'"
         )
-    return Resume(run, newest, step, tuple(warnings))
+    return Resume(newest, step, tuple(warnings))
 
 
 def check_resumable(config: Config, *, resumed: bool) -> None:
@@ -78,12 +77,8 @@ def _undamaged(path: Path, run: Path) -> tuple[Path, list[str]]:
         if problem is None:
             return candidate, warnings
         warnings.append(f"checkpoint {candidate.name} is damaged ({problem}): an older one is used")
-        if candidate == candidates[-1]:
-            raise UsageError(
-                f"checkpoint {candidate.name} in {run} is damaged ({problem})"
-                f"{', and so are all newer ones' if len(candidates) > 1 else ''}: start again without --resume"
-            )
-    raise AssertionError("the loop returns or raises at the last candidate")
+    also = ", and so are all newer ones" if len(candidates) > 1 else ""
+    raise UsageError(f"checkpoint {candidate.name} in {run} is damaged ({problem}){also}: start again without --resume")
 
 
 def _check_settings(config: Config, head: dict[str, Any], run: Path) -> None:

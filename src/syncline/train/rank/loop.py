@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncline.trace import Recorder
 from syncline.train.checkpoint.history import History
+from syncline.train.config import Train
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.network_counters import NetworkBytes, read_counters
 from syncline.train.rank.step_log import StepLog
-from syncline.train.strategies import Synchroniser
+from syncline.train.strategies import Context, Synchroniser
 from syncline.train.workload import Workload
 
 _EVAL_BATCH = 250
@@ -50,28 +50,25 @@ class Loop:
     synchronisers: list[Synchroniser]
     optimizers: list[torch.optim.Optimizer]
     sampler: Sampler
-    recorder: Recorder
+    context: Context
     device: torch.device
     log: StepLog
-    epochs: int
+    train: Train
     steps: int
     """Steps per epoch."""
-    test_samples: int
     count_network: bool
-    checkpoint_every: int = 0
-    """Steps between checkpoints; 0 writes none."""
-    checkpoint: Callable[[History], None] | None = None
+    checkpoint: Callable[["Loop", History], None]
     gate: Gate | None = None
 
     def run(self, history: History) -> NetworkBytes | None:
         """Train from the end of `history` on and extend it; returns the network bytes per step if they are counted."""
-        first, total = len(history.losses), self.epochs * self.steps
+        first, total = len(history.losses), self.train.epochs * self.steps
         warm_up = max(synchroniser.warm_up_steps for synchroniser in self.synchronisers)
         first_counted = max(first, min(first + warm_up, total - 2))
         before = after = None
         going = True
         with self.log.open(append=first > 0) as file:
-            for epoch in range(first // self.steps, self.epochs):
+            for epoch in range(first // self.steps, self.train.epochs):
                 started = time.perf_counter() - history.epoch_s
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
                     if self.gate is not None and self.gate.due(step):
@@ -90,7 +87,7 @@ class Loop:
                         self._wait_for_work()
                         self.log.write(file, epoch=epoch, history=history)
                         history.epoch_s = time.perf_counter() - started
-                        self._save(history)
+                        self.checkpoint(self, history)
                 self._wait_for_work()
                 # On a GPU a row needs finished events: rows are written once per epoch, without a sync in each step.
                 self.log.write(file, epoch=epoch, history=history)
@@ -102,7 +99,7 @@ class Loop:
                 # After the evaluation, which is a part of the epoch and may make buffers equal.
                 if self._checkpoint_due((epoch + 1) * self.steps):
                     self._wait_for_work()
-                    self._save(history)
+                    self.checkpoint(self, history)
                 if not going:
                     break
         counted = total - 1 - first_counted
@@ -112,21 +109,17 @@ class Loop:
 
     def rehearse(self, step: int) -> None:
         """Run one forward and backward pass without an update where the strategy needs it; call before a restore."""
-        batch = self._batch(step)
-        self.recorder.enabled, enabled = False, self.recorder.enabled
+        batch, recorder = self._batch(step), self.context.recorder
+        recorder.enabled, enabled = False, recorder.enabled
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
             if synchroniser.needs_rehearsal:
                 synchroniser.backward(synchroniser.module(*batch))
                 optimizer.zero_grad(set_to_none=True)
-        self.recorder.enabled = enabled
+        recorder.enabled = enabled
 
     def _checkpoint_due(self, done: int) -> bool:
-        last = done == self.epochs * self.steps
-        return self.checkpoint is not None and self.checkpoint_every > 0 and (last or not done % self.checkpoint_every)
-
-    def _save(self, history: History) -> None:
-        assert self.checkpoint is not None
-        self.checkpoint(history)
+        every, last = self.train.checkpoint_every, done == self.train.epochs * self.steps
+        return every > 0 and (last or not done % every)
 
     def _wait_for_work(self) -> None:
         """Wait until everything issued has finished: the engine's launches and the GPU's kernels."""
@@ -142,7 +135,7 @@ class Loop:
             torch.cuda.empty_cache()
 
     def _step(self, step: int) -> Tensor:
-        recorder = self.recorder
+        recorder = self.context.recorder
         recorder.step = step
         begin = recorder.mark("step")
         with recorder.span("data"):
@@ -182,13 +175,13 @@ class Loop:
     @torch.no_grad()
     def _evaluate(self) -> float | None:
         test, score = self.workload.test, self.workload.evaluate
-        if test is None or score is None or self.test_samples <= 0:
+        if test is None or score is None or self.train.test_samples <= 0:
             return None
         modules = [phase.module for phase in self.workload.phases]
         for module in modules:
             module.eval()
         correct, counted = 0.0, 0
-        for indices in torch.arange(min(self.test_samples, len(test))).split(_EVAL_BATCH):
+        for indices in torch.arange(min(self.train.test_samples, len(test))).split(_EVAL_BATCH):
             right, number = score(tuple(t.to(self.device) for t in test.batch(indices)))
             correct, counted = correct + right, counted + number
         for module in modules:

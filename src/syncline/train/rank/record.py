@@ -1,11 +1,11 @@
 """`RankRecord`: the report of one rank at the end of a run, and its JSON form."""
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
+from syncline.trace.merge.merge import Part
 from syncline.train.checkpoint.history import History
 from syncline.train.rank.network_counters import NetworkBytes
 from syncline.train.strategies import Traffic
@@ -15,44 +15,37 @@ from syncline.train.strategies import Traffic
 class RankRecord:
     """Everything that the session needs from one rank to write results and trace."""
 
-    rank: int
+    part: Part
+    """Its spans, its clock and other facts for the trace."""
     node: int
     host: str
-    host_id: str
-    """Ranks with the same text read the same clock (`clocks.host_id`)."""
-    cores: int
     backend: str
     startup_ms: dict[str, float]
     phases: int
     """Phases of the workload: optimizer steps per training step."""
     synchronised_bytes: int
     theory: Traffic
-    spans: list[Span]
     spans_dropped: int
     first_complete_step: int
     """The first step whose spans are all there."""
-    cpu_times: list[list[int]]
-    """Rows of step, nanoseconds of CPU time, nanoseconds of scheduling delay."""
-    recording_cost: dict[str, Any]
     history: History | None = None
     """None for an aggregator."""
     network: NetworkBytes | None = None
     """Measured bytes per step; None if they are not counted."""
-    clock: Clock | None = None
-    """None for a rank that is alone."""
     prediction_ms: float | None = None
     buffer_divergence: float = 0.0
 
     def to_json(self) -> str:
         """As text; `from_json` reads it."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["spans"] = [span.to_row() for span in self.spans]
-        return json.dumps(plain, default=asdict)
+        part = vars(self.part) | {"spans": [span.to_row() for span in self.part.spans]}
+        return json.dumps(vars(self) | {"part": part}, default=asdict)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "RankRecord":
         """The record that `to_json` wrote."""
         plain = json.loads(text)
-        plain["spans"] = [Span.from_row(plain["rank"], row) for row in plain["spans"]]
-        nested = {"theory": Traffic, "history": History, "network": NetworkBytes, "clock": Clock}
+        part = plain["part"]
+        part["spans"] = [Span.from_row(part["rank"], row) for row in part["spans"]]
+        part["clock"] = None if part["clock"] is None else Clock(**part["clock"])
+        nested = {"part": Part, "theory": Traffic, "history": History, "network": NetworkBytes}
         return cls(**plain | {key: kind(**plain[key]) for key, kind in nested.items() if plain[key] is not None})

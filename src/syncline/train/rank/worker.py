@@ -14,6 +14,7 @@ from syncline._compat import Store
 from syncline.cluster.ranks import Place
 from syncline.trace import Recorder
 from syncline.trace.merge.clocks import host_id
+from syncline.trace.merge.merge import Part
 from syncline.trace.record.cpu_time import available_cores
 from syncline.trace.record.environment import ignore_variables
 from syncline.trace.record.overhead import recording_cost
@@ -21,13 +22,13 @@ from syncline.train.checkpoint.files import cut_logs
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import seed_all
 from syncline.train.checkpoint.resume import Resume
-from syncline.train.checkpoint.snapshot import Snapshots
 from syncline.train.config import CHECKPOINTS, Train
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.join import ClockMeasurement, choose_device, join_workers
 from syncline.train.rank.loop import Gate, Loop
-from syncline.train.rank.network_counters import NetworkBytes, read_counters
+from syncline.train.rank.network_counters import read_counters
 from syncline.train.rank.record import RankRecord
+from syncline.train.rank.snapshot import Snapshots
 from syncline.train.rank.step_log import Progress, StepLog
 from syncline.train.strategies import Context, Strategy, load
 from syncline.train.strategies.base import total_bytes
@@ -112,12 +113,19 @@ def run_rank(
         else:
             outcome = _serve(assignment, strategy, trainable, context, steps=train.epochs * steps)
             shift = assignment.first_step  # an aggregator counts its steps from 0
+        part = Part(
+            rank,
+            [replace(span, step=span.step + shift) if shift else span for span in recorder.spans()],
+            host_id(),
+            clock.finish(),
+            cores=available_cores(),
+            cpu_times=[[step + shift, cpu, delay] for step, cpu, delay in recorder.cpu_times.rows],
+            recording_cost=recording_cost(recorder),
+        )
         return RankRecord(
-            rank=rank,
+            part=part,
             node=place.node,
             host=socket.gethostname(),
-            host_id=host_id(),
-            cores=available_cores(),
             backend=dist.get_backend() if dist.is_initialized() else "",
             startup_ms={
                 "launch": (entered - assignment.launched_ns) / 1e6,
@@ -127,12 +135,8 @@ def run_rank(
             phases=len(workload.phases),
             synchronised_bytes=synchronised_bytes,
             theory=strategy.traffic(shapes, element, rank=rank, workers=run.workers),
-            clock=clock.finish(),
-            spans=[replace(span, step=span.step + shift) if shift else span for span in recorder.spans()],
             spans_dropped=recorder.dropped,
             first_complete_step=recorder.first_complete_step,
-            cpu_times=[[step + shift, cpu, delay] for step, cpu, delay in recorder.cpu_times.rows],
-            recording_cost=recording_cost(recorder),
             **outcome,
         )
 
@@ -158,37 +162,25 @@ def _train(
             stack.callback(synchroniser.close)
             synchronisers.append(synchroniser)
             optimizers.append(synchroniser.optimizer or optimizer)
-        snapshots = Snapshots(
-            folder=folder.absolute().parent.parent / CHECKPOINTS,
-            strategy=run.strategy,
-            train=train,
-            steps=steps,
-            context=context,
-            device=device,
-            phases=workload.phases,
-            synchronisers=synchronisers,
-            optimizers=optimizers,
-        )
+        snapshots = Snapshots(folder.absolute().parent.parent / CHECKPOINTS, run.strategy)
         loop = Loop(
             workload=workload,
             synchronisers=synchronisers,
             optimizers=optimizers,
             sampler=Sampler(len(workload.train), batch=train.batch, seed=train.seed, rank=rank, workers=workers),
-            recorder=context.recorder,
+            context=context,
             device=device,
             log=log,
-            epochs=train.epochs,
+            train=train,
             steps=steps,
-            test_samples=train.test_samples,
             count_network=assignment.count_network,
-            checkpoint_every=train.checkpoint_every,
             checkpoint=snapshots.save,
             gate=gate,
         )
         history = History()
         if assignment.resume is not None:
             loop.rehearse(assignment.first_step)
-            history = snapshots.restore(assignment.resume.checkpoint)
+            history = snapshots.restore(loop, assignment.resume.checkpoint)
             cut_logs(folder, rank=rank, workers=workers, after=assignment.first_step)
         network = loop.run(history)
         if rank == 0:
@@ -206,12 +198,9 @@ def _serve(
 ) -> dict[str, Any]:
     """Aggregate the steps that are still to do; returns fields of the `RankRecord`."""
     steps -= assignment.first_step
-    before = read_counters() if assignment.count_network else None
+    before = read_counters() if assignment.count_network and steps else None
     strategy.serve(trainable, context, steps=steps)
-    network: NetworkBytes | None = None
-    if before is not None and steps:
-        network = read_counters().per_step_since(before, steps=steps)
-    return {"network": network}
+    return {"network": None if before is None else read_counters().per_step_since(before, steps=steps)}
 
 
 def _buffer_divergence(workload: Workload, context: Context) -> float:

@@ -6,31 +6,12 @@ from typing import Any
 from syncline.engine.tuning.tuner import REPLAN
 from syncline.stats import mean_of_known, summary
 from syncline.trace import PHASES, Span, partition, shares
-from syncline.trace.merge.merge import Part, Trace, merge
-from syncline.train.checkpoint.history import History
+from syncline.train.checkpoint.history import History, merge_epochs
 from syncline.train.rank.record import RankRecord
 from syncline.train.strategies import load
 
 _MIN_PLANNED_STEPS = 3
 """With fewer steps under a plan, shares also count the steps before it."""
-
-
-def merge_records(records: Sequence[RankRecord]) -> Trace:
-    """All ranks' spans on rank 0's clock, with exchanges matched across ranks."""
-    return merge(
-        [
-            Part(
-                record.rank,
-                record.spans,
-                record.host_id,
-                record.clock,
-                cores=record.cores,
-                cpu_times=record.cpu_times,
-                recording_cost=record.recording_cost,
-            )
-            for record in records
-        ]
-    )
 
 
 def assemble(
@@ -41,7 +22,7 @@ def assemble(
     first, first_history = workers[0]
     first_complete = max(record.first_complete_step for record, _ in workers)
     ranks = [
-        rank_row(record, history, [s for s in spans if s.rank == record.rank], first_complete=first_complete)
+        rank_row(record, history, [s for s in spans if s.rank == record.part.rank], first_complete=first_complete)
         for record, history in workers
     ]
     # Not the maximum: ranks that overlap steps are early in one and late in the next, and it would count delays twice.
@@ -70,7 +51,7 @@ def assemble(
         "wire_bytes_per_step": max(_serial_bytes(record) for record in records) if measured else theory,
         "wire": {"measured": measured, "theory_bytes": theory, "formula": load(strategy).formula},
         "breakdown": {phase: mean_of_known([rank["breakdown"][phase] for rank in ranks]) for phase in PHASES},
-        "epochs": [_epoch(rows) for rows in zip(*(history.epochs for _, history in workers), strict=True)],
+        "epochs": merge_epochs([history.epochs for _, history in workers]),
         "buffer_divergence": max(record.buffer_divergence for record, _ in workers),
         "planned_at": ranks[0]["planned_at"],
         "ranks": ranks,
@@ -90,7 +71,7 @@ def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, fir
     steady = (tuned if len(tuned) >= _MIN_PLANNED_STEPS else later) or steps
     theory, network = record.theory, record.network
     return {
-        "rank": record.rank,
+        "rank": record.part.rank,
         "node": record.node,
         "host": record.host,
         "step_ms": summary(_steady(series, history)),
@@ -125,13 +106,3 @@ def _serial_bytes(record: RankRecord) -> float:
     assert record.network is not None
     theory, both = record.theory, record.theory.sent + record.theory.received
     return float((record.network.sent + record.network.received) * (theory.serial / both if both else 0.5))
-
-
-def _epoch(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One epoch over all ranks: the longest times, the mean loss."""
-    return {
-        "epoch": rows[0]["epoch"],
-        "train_s": max(row["train_s"] for row in rows),
-        "test_s": max((row["test_s"] for row in rows if row["test_s"] is not None), default=None),
-        "loss": sum(row["loss"] for row in rows) / len(rows),
-    }

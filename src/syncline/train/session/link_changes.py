@@ -1,8 +1,6 @@
 """Bandwidth changes during a run (`cluster.changes`): parsed, checked, and applied as rank 0 reports its steps."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
 
 import torch
 
@@ -13,21 +11,7 @@ from syncline.results.schema import LinkChange
 from syncline.train.config import Config
 
 
-@dataclass(frozen=True)
-class Change:
-    """From `step` on (counted from 0), the links carry `bandwidth` bits per second; None means without a limit."""
-
-    step: int
-    bandwidth: int | None
-
-    @property
-    def text(self) -> str:
-        """The change in words."""
-        rate = "without a limit" if self.bandwidth is None else f"at {format_bandwidth(self.bandwidth)}"
-        return f"{rate} from step {self.step} on"
-
-
-def parse_changes(config: Config) -> tuple[Change, ...]:
+def parse_changes(config: Config) -> list[LinkChange]:
     """The changes in `config`, in order of their steps."""
     asked, train = config.cluster.changes, config.train
     by_epoch = train.device == "cuda" or (train.device == "auto" and torch.cuda.is_available())
@@ -35,61 +19,58 @@ def parse_changes(config: Config) -> tuple[Change, ...]:
         raise UsageError("cluster.changes changes the links between nodes: add --nodes N")
     if asked and len(config.compare.scale) > 1:
         raise UsageError("cluster.changes counts the steps of one world size: leave compare.scale out")
-    changes = sorted((_change(step, rate) for step, rate in asked.items()), key=lambda change: change.step)
-    if len({change.step for change in changes}) < len(changes):
+    changes = sorted((_change(step, rate) for step, rate in asked.items()), key=itemgetter("step"))
+    steps = [change["step"] for change in changes]
+    if len(set(steps)) < len(steps):
         raise UsageError(f"cluster.changes names a step twice: {', '.join(asked)}; leave one of them out")
     total = train.epochs * train.steps
-    for change in changes:
-        if total and change.step >= total:
-            raise UsageError(f"cluster.changes at step {change.step}: the run has {total} steps, use 1 to {total - 1}")
-        if by_epoch and (not train.steps or change.step % train.steps):
+    for step in steps:
+        if total and step >= total:
+            raise UsageError(f"cluster.changes at step {step}: the run has {total} steps, use 1 to {total - 1}")
+        if by_epoch and (not train.steps or step % train.steps):
             raise UsageError(
-                f"cluster.changes at step {change.step}: ranks on a GPU report their steps once per epoch, so use"
+                f"cluster.changes at step {step}: ranks on a GPU report their steps once per epoch, so use"
                 " the first step of an epoch (a multiple of --steps), or --set train.device=cpu"
             )
-    return tuple(changes)
+    return changes
 
 
-def _change(step: str, rate: str) -> Change:
+def _change(step: str, rate: str) -> LinkChange:
     if not (step.isascii() and step.isdigit() and int(step) >= 1):
         raise UsageError(
             f"cluster.changes.{step}: the key must be a step, 1 or more, such as cluster.changes.20=100Mbit; for"
             " the bandwidth at the start use --bandwidth"
         )
     try:
-        return Change(int(step), parse_link_bandwidth(rate or None))
+        return {"step": int(step), "bandwidth": parse_link_bandwidth(rate or None)}
     except UsageError as error:
         raise UsageError(f"cluster.changes.{step}: {error}") from None
 
 
-def as_rows(changes: Iterable[Change]) -> list[LinkChange]:
-    """The changes as rows of the results."""
-    return [{"step": change.step, "bandwidth": change.bandwidth} for change in changes]
+def in_words(change: LinkChange) -> str:
+    """The change as a part of a sentence."""
+    bandwidth = change["bandwidth"]
+    rate = "without a limit" if bandwidth is None else f"at {format_bandwidth(bandwidth)}"
+    return f"{rate} from step {change['step']} on"
 
 
 class LinkSchedule:
-    """Sets the links' bandwidth during one run: `begin` at its start, `step_done` after each step."""
+    """Sets the links' bandwidth during a run that starts or resumes at `first_step`."""
 
-    def __init__(self, cluster: Cluster | None, config: Config) -> None:
+    def __init__(self, cluster: Cluster | None, config: Config, *, first_step: int) -> None:
         self._cluster, self._changes = cluster, parse_changes(config)
-        self._first = parse_link_bandwidth(config.cluster.bandwidth or None)
-        self._done: list[Change] = []
-
-    def begin(self, step: int) -> None:
-        """A run starts or resumes at `step`: set the bandwidth, which the run before may have changed."""
-        passed = [change.bandwidth for change in self._changes if change.step <= step]
-        self._set(passed[-1] if passed else self._first)
+        self.applied: list[LinkChange] | None = [] if self._changes else None
+        """The changes that were applied so far; None if the run has none."""
+        # The run before may have changed it.
+        passed = [change["bandwidth"] for change in self._changes if change["step"] <= first_step]
+        self._set(passed[-1] if passed else parse_link_bandwidth(config.cluster.bandwidth or None))
 
     def step_done(self, step: int) -> None:
         """Rank 0 has finished a step: apply the change of the next one."""
         for change in self._changes:
-            if change.step == step + 1 and self._cluster is not None:
-                self._set(change.bandwidth)
-                self._done.append(change)
-
-    def row(self) -> dict[str, Any]:
-        """The changes that were applied, as an entry of the run's results."""
-        return {"link_changes": as_rows(self._done)} if self._changes else {}
+            if change["step"] == step + 1 and self._cluster is not None and self.applied is not None:
+                self._set(change["bandwidth"])
+                self.applied.append(change)
 
     def _set(self, bandwidth: int | None) -> None:
         if self._cluster is not None and self._cluster.bandwidth != bandwidth:

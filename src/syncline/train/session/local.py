@@ -18,7 +18,7 @@ from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
 from syncline.train.session.link_changes import LinkSchedule
-from syncline.train.session.output import RunOutcome, SessionOutput, Watcher, crashed_run, finished_run
+from syncline.train.session.output import SessionOutput, Watcher
 from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
 from syncline.train.session.runs import list_runs, local_world_size
 
@@ -39,19 +39,27 @@ def run_local(
         warm_up()
         for run in runs:
             folder = output.begin(run)
+            links = LinkSchedule(cluster, config, first_step=0 if chosen is None else chosen.step)
             try:
-                outcome = _run(run, config, folder, cluster=cluster, watcher=watcher, resume=chosen)
+                ended = _run(run, config, folder, cluster=cluster, links=links, watcher=watcher, resume=chosen)
             except UsageError:
                 output.discard_if_empty()
                 raise
-            output.end(run, outcome)
+            output.end(run, folder, ended, nodes=nodes if cluster is not None else 1, link_changes=links.applied)
     return output.folder.path, output.results
 
 
 def _run(
-    run: RunSpec, config: Config, folder: Path, *, cluster: Cluster | None, watcher: Watcher, resume: Resume | None
-) -> RunOutcome:
-    """Run one strategy."""
+    run: RunSpec,
+    config: Config,
+    folder: Path,
+    *,
+    cluster: Cluster | None,
+    links: LinkSchedule,
+    watcher: Watcher,
+    resume: Resume | None,
+) -> list[RankRecord] | RankFailure:
+    """Run one strategy; returns its ranks' records, or the failure of the first one that failed."""
     assignment = Assignment(
         run=run,
         folder=folder,
@@ -61,8 +69,6 @@ def _run(
         launched_ns=time.perf_counter_ns(),
         resume=resume,
     )
-    links = LinkSchedule(cluster, config)
-    links.begin(assignment.first_step)
     phases: dict[int, dict[str, float]] = {}
 
     def on_message(rank: int, content: dict[str, Any]) -> None:
@@ -80,18 +86,10 @@ def _run(
             places = place_ranks(config, run, cluster=cluster, variables=variables)
             reports = run_ranks(_rank_main, places, (assignment, str(store)), logs=folder, on_message=on_message)
     except RankFailure as failure:
-        outcome = crashed_run(run, failure, folder)
-        outcome.row |= links.row()
-        return outcome
+        return failure
     finally:
         store.unlink(missing_ok=True)
-    records = [RankRecord.from_json(report) for report in reports]
-    nodes = config.cluster.nodes if cluster is not None else 1
-    # Links that changed do not have one bandwidth.
-    bandwidth = cluster.bandwidth if cluster is not None and not links.row() else None
-    outcome = finished_run(run, records, folder, nodes=nodes, bandwidth=bandwidth)
-    outcome.row |= links.row()
-    return outcome
+    return [RankRecord.from_json(report) for report in reports]
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import syncline
 from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure
-from syncline.results.schema import SCHEMA, Results
+from syncline.results.schema import SCHEMA, LinkChange, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import TRACE
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge import Trace, merge
 from syncline.train.checkpoint.resume import Resume
-from syncline.train.config import Config
+from syncline.train.config import Config, run_of
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import RunSpec
-from syncline.train.session.assemble import assemble, merge_records
-from syncline.train.session.link_changes import as_rows, parse_changes
+from syncline.train.session.assemble import assemble
+from syncline.train.session.link_changes import in_words, parse_changes
 from syncline.train.session.machine import busy_share, environment
 from syncline.train.session.run_folder import RunFolder
 
@@ -33,15 +33,6 @@ class Watcher(Protocol):
     def begin(self, run: RunSpec) -> None: ...
     def step(self, message: dict[str, Any]) -> None: ...
     def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
-
-
-@dataclass
-class RunOutcome:
-    """A run that has ended: its row of the results, and the trace that was written for it."""
-
-    row: dict[str, Any]
-    trace: Trace | None = None
-    spans_dropped: int = 0
 
 
 class SessionOutput:
@@ -59,7 +50,8 @@ class SessionOutput:
     ) -> None:
         self._watcher = watcher
         self._several_sizes = len(config.compare.scale) > 1
-        self.folder = RunFolder(out, label=config.train.model) if resume is None else RunFolder.reopen(resume.run)
+        earlier = None if resume is None else run_of(resume.checkpoint)
+        self.folder = RunFolder(earlier or out, label=config.train.model, reopen=earlier is not None)
         self.results = _start_results(config, self.folder, cluster=cluster, note=note, resume=resume)
         for text in self.results["warnings"]:
             watcher.note(text)
@@ -69,16 +61,34 @@ class SessionOutput:
         self._watcher.begin(run)
         return self.folder.strategy(run.strategy, world_size=run.workers, several=self._several_sizes)
 
-    def end(self, run: RunSpec, outcome: RunOutcome) -> None:
-        """Add the run's row to the results and save them."""
-        if outcome.spans_dropped:
-            self.results["warnings"].append(
-                f"{run.strategy}: the recorder was full, {outcome.spans_dropped} early spans are missing from its trace"
-                " and shares"
-            )
-        self.results["runs"].append(outcome.row)  # type: ignore[arg-type]
-        self.folder.save(self.results, new_trace=outcome.trace)
-        self._watcher.end(run, outcome.row)
+    def end(
+        self,
+        run: RunSpec,
+        folder: Path,
+        ended: Sequence[RankRecord] | RankFailure,
+        *,
+        nodes: int,
+        link_changes: list[LinkChange] | None = None,
+    ) -> None:
+        """Add a run to the results, from its ranks' records or its failure, and save them."""
+        trace = None
+        if isinstance(ended, RankFailure):
+            row = _crashed_row(run, ended, folder)
+        else:
+            network = self.results["network"]
+            # Links that changed do not have one bandwidth.
+            trace = _write_trace(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
+            row = assemble(run.strategy, ended, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+            dropped = sum(record.spans_dropped for record in ended)
+            if dropped:
+                self.results["warnings"].append(
+                    f"{run.strategy}: the recorder was full, its trace and shares lack {dropped} early spans"
+                )
+        if link_changes is not None:
+            row["link_changes"] = link_changes
+        self.results["runs"].append(row)  # type: ignore[arg-type]
+        self.folder.save(self.results, new_trace=trace)
+        self._watcher.end(run, row)
 
     def discard_if_empty(self) -> None:
         """Undo everything if no run has ended: the folder is removed, an earlier run moves back."""
@@ -86,22 +96,18 @@ class SessionOutput:
             self.folder.discard()
 
 
-def finished_run(
-    run: RunSpec, records: Sequence[RankRecord], folder: Path, *, nodes: int, bandwidth: int | None = None
-) -> RunOutcome:
-    """The outcome of a run that finished; also writes its trace."""
-    trace = replace(merge_records(records), path=folder / TRACE)
+def _write_trace(run: RunSpec, records: Sequence[RankRecord], folder: Path, *, bandwidth: int | None) -> Trace:
+    trace = replace(merge([record.part for record in records]), path=folder / TRACE)
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0].backend}
     optional = {"prediction_ms": records[0].prediction_ms, "bandwidth": bandwidth}
     known = {key: value for key, value in optional.items() if value is not None}
     trace = replace(trace, metadata={**metadata, "notes": trace.notes, **trace.metadata, **known})
     write_chrome_trace(trace, trace.path)
-    row = assemble(run.strategy, records, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
-    return RunOutcome(row, trace, sum(record.spans_dropped for record in records))
+    return trace
 
 
-def crashed_run(run: RunSpec, failure: RankFailure, folder: Path) -> RunOutcome:
-    """The outcome of a run that failed, with the steps that rank 0 had logged."""
+def _crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, Any]:
+    """The row of a run that failed, with the steps that rank 0 had logged."""
     row: dict[str, Any] = {
         "strategy": run.strategy,
         "status": "crashed",
@@ -115,7 +121,7 @@ def crashed_run(run: RunSpec, failure: RankFailure, folder: Path) -> RunOutcome:
         steps = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
         row["loss"] = [step["loss"] for step in steps]
         row["step_ms_series"] = [step["step_ms"] for step in steps]
-    return RunOutcome(row)
+    return row
 
 
 def _start_results(
@@ -124,10 +130,10 @@ def _start_results(
     """The results without runs, saved, with the warnings that hold for all runs."""
     facts = environment()
     folder.describe(config, facts)
-    changes = parse_changes(config) if cluster is not None else ()
+    changes = parse_changes(config) if cluster is not None else []
     warnings = [note] if note else []
     if changes:
-        warnings.append(f"the links change during each run: {', '.join(change.text for change in changes)}")
+        warnings.append(f"the links change during each run: {', '.join(map(in_words, changes))}")
     warnings += resume.warnings if resume else ()
     results: Results = {
         "schema": SCHEMA,
@@ -146,7 +152,7 @@ def _start_results(
         "runs": [],
     }
     if changes:
-        results["network"]["changes"] = as_rows(changes)
+        results["network"]["changes"] = changes
     busy = busy_share()
     if busy > _BUSY:
         results["warnings"].append(

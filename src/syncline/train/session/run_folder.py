@@ -1,5 +1,6 @@
 """The run folder: it holds all files of a session. An earlier run in the same place is moved aside, not overwritten."""
 
+import itertools
 import json
 import re
 import shutil
@@ -21,20 +22,16 @@ _DESCRIPTIONS = ("config.json", "versions.json")
 class RunFolder:
     """`config.json`, `versions.json`, `results.json`, `report.html`, and one folder per strategy under `runs/`."""
 
-    def __init__(self, path: Path | None, *, label: str) -> None:
+    def __init__(self, path: Path | None, *, label: str, reopen: bool = False) -> None:
+        """Make a new folder, under `runs/` if `path` is None; or `reopen` the folder of an earlier run to resume it."""
         self._aside: Path | None = None
         self._before: dict[str, str] | None = None
-        self.path = _fresh(label) if path is None else self._claim(path)
-        (self.path / "runs").mkdir()
-
-    @classmethod
-    def reopen(cls, path: Path) -> "RunFolder":
-        """Reopen the folder of an earlier run to resume it."""
-        folder = cls.__new__(cls)
-        folder.path, folder._aside = path, None
-        folder._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
-        (path / "runs").mkdir(exist_ok=True)
-        return folder
+        if path is not None and reopen:
+            self.path = path
+            self._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
+        else:
+            self.path = _fresh(label) if path is None else self._claim(path)
+        (self.path / "runs").mkdir(exist_ok=True)
 
     @property
     def reopened(self) -> bool:
@@ -60,14 +57,11 @@ class RunFolder:
         """A folder for one strategy's logs, steps and trace."""
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "strategy"
         base = f"{slug}-{world_size}" if several else slug
-        if self.reopened:
-            (self.path / "runs" / base).mkdir(exist_ok=True)
-            return self.path / "runs" / base
         path, number = self.path / "runs" / base, 1
-        while path.exists():
+        while path.exists() and not self.reopened:
             number += 1
             path = self.path / "runs" / f"{base}-{number}"
-        path.mkdir()
+        path.mkdir(exist_ok=True)
         return path
 
     def save(self, results: Results, *, new_trace: Trace | None = None) -> None:
@@ -96,15 +90,12 @@ class RunFolder:
 def _fresh(label: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
-    for number in range(1000):
+    for number in itertools.count():
         path = Path("runs") / f"{stamp}-{slug}{f'-{number}' if number else ''}"
         try:
             path.mkdir(parents=True)
-        except FileExistsError:
-            if path.exists():
-                continue
-            raise UsageError("runs is a file here: name a folder with --out DIR") from None
+            break
         except OSError as error:
-            raise UsageError(f"cannot make {path}: {error.strerror}; name a folder with --out DIR") from None
-        return path
-    raise UsageError("cannot make a folder under runs/: name one with --out DIR")
+            if not path.is_dir():  # else a session that began in the same second has it
+                raise UsageError(f"cannot make {path}: {error.strerror}; name a folder with --out DIR") from None
+    return path

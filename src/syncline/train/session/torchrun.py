@@ -10,7 +10,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
-from syncline.train.session.output import RunOutcome, SessionOutput, Watcher, crashed_run, finished_run
+from syncline.train.session.output import SessionOutput, Watcher
 from syncline.train.session.runs import list_runs
 
 _POLL_S = 0.05
@@ -63,7 +63,7 @@ def run_launched(
             raise
         _barrier(prefix, "done", launcher.world_size)
         if output is not None:
-            output.end(run, _collect(run, folder, prefix, nodes=launcher.nodes))
+            output.end(run, folder, _collect(run, prefix), nodes=launcher.nodes)
     _leave(store, launcher)
     return None if output is None else (output.folder.path, output.results)
 
@@ -143,18 +143,16 @@ def _run_child(
         store.set(f"record{rank}", "")
 
 
-def _collect(run: RunSpec, folder: Path, store: Store, *, nodes: int) -> RunOutcome:
-    """The run's outcome, from what all ranks have put into the store."""
+def _collect(run: RunSpec, store: Store) -> list[RankRecord] | RankFailure:
+    """The records that all ranks have put into the store, or the failure of the first one that failed."""
     reports = [store.get(f"record{rank}") for rank in range(run.ranks)]
     if all(reports):
-        records = [RankRecord.from_json(zlib.decompress(report)) for report in reports]
-        return finished_run(run, records, folder, nodes=nodes)
+        return [RankRecord.from_json(zlib.decompress(report)) for report in reports]
     failures = [json.loads(store.get(f"failed{rank}")) for rank, report in enumerate(reports) if not report]
     # A rank that lost its peer is a consequence of another rank's failure.
     first = min(failures, key=lambda failure: (is_peer_loss(failure["summary"]), float(failure["time"])))
     rank, summary = first["rank"], first["summary"]
-    message = f"rank {rank} failed: {summary}"
-    return crashed_run(run, RankFailure(message, rank=rank, summary=summary, traceback=first["traceback"]), folder)
+    return RankFailure(f"rank {rank} failed: {summary}", rank=rank, summary=summary, traceback=first["traceback"])
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:
@@ -171,21 +169,17 @@ def _agree_on_checkpoint(store: Store, path: Path, config: Config, workers: int,
     store = PrefixStore(f"{_prefix(0)}/resume", store)
     if launcher.rank == 0:
         try:
-            chosen = choose(path, config, workers=workers)
+            text = json.dumps(asdict(choose(path, config, workers=workers)), default=str)
         except UsageError as error:
-            store.set("error", str(error))
-        else:
-            plain = {"run": str(chosen.run), "checkpoint": str(chosen.checkpoint), "step": chosen.step}
-            store.set("chosen", json.dumps(plain | {"warnings": chosen.warnings}))
-        store.set("decided", "1")
+            text = json.dumps({"error": str(error)})
+        store.set("decided", text)
     while not store.check(["decided"]):
         time.sleep(_POLL_S)
-    if store.check(["error"]):
-        text = store.get("error").decode()
+    decided = json.loads(store.get("decided"))
+    if "error" in decided:
         _leave(store, launcher)
-        raise UsageError(text)
-    plain = json.loads(store.get("chosen"))
-    return Resume(Path(plain["run"]), Path(plain["checkpoint"]), plain["step"], tuple(plain["warnings"]))
+        raise UsageError(decided["error"])
+    return Resume(Path(decided["checkpoint"]), decided["step"], tuple(decided["warnings"]))
 
 
 def _prefix(number: int) -> str:

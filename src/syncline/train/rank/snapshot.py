@@ -4,7 +4,7 @@ Rank 0's part has the parameters and the optimizers' state, which are the same o
 own state: buffers, the synchronisers' state (error feedback), random states and the history of losses and times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from syncline.errors import UsageError
 from syncline.train.checkpoint import files
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
-from syncline.train.config import Train
-from syncline.train.models import Phase
-from syncline.train.strategies import Context, Synchroniser
+from syncline.train.rank.loop import Loop
 
 
 @dataclass(frozen=True)
@@ -29,71 +27,64 @@ class Snapshots:
 
     folder: Path
     strategy: str
-    train: Train
-    steps: int
-    """Steps per epoch."""
-    context: Context
-    device: torch.device
-    phases: Sequence[Phase]
-    synchronisers: Sequence[Synchroniser]
-    optimizers: Sequence[torch.optim.Optimizer]
 
-    def save(self, history: History) -> None:
+    def save(self, loop: Loop, history: History) -> None:
         """Write a checkpoint after the last step of `history`; all ranks call this together."""
-        rank, workers = self.context.rank, self.context.workers
+        rank, workers, phases = loop.context.rank, loop.context.workers, loop.workload.phases
         content: dict[str, Any] = {
             "format": files.FORMAT,
             "step": len(history.losses),
             "rank": rank,
             "workers": workers,
             "strategy": self.strategy,
-            "train": asdict(self.train),
-            "steps": self.steps,
+            "train": asdict(loop.train),
+            "steps": loop.steps,
             "history": history.to_tensors(),
-            "random": random_state(self.device),
-            "buffers": [dict(phase.module.named_buffers()) for phase in self.phases],
-            "synchronisers": [synchroniser.state_dict() for synchroniser in self.synchronisers],
+            "random": random_state(loop.device),
+            "buffers": [dict(phase.module.named_buffers()) for phase in phases],
+            "synchronisers": [synchroniser.state_dict() for synchroniser in loop.synchronisers],
         }
         if rank == 0:
-            content["parameters"] = [dict(phase.module.named_parameters()) for phase in self.phases]
-            content["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+            content["parameters"] = [dict(phase.module.named_parameters()) for phase in phases]
+            content["optimizers"] = [optimizer.state_dict() for optimizer in loop.optimizers]
         plain = {key: _plain(value, key) for key, value in content.items()}
-        files.write(self.folder, plain, rank=rank, workers=workers, barrier=self._barrier)
+        files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))
 
-    def restore(self, path: Path) -> History:
+    def restore(self, loop: Loop, path: Path) -> History:
         """Load the checkpoint, prepare the folder for the next ones, and return the history."""
-        rank, workers = self.context.rank, self.context.workers
+        rank, workers = loop.context.rank, loop.context.workers
         head = files.read(path, 0)
-        if head["steps"] != self.steps:
+        if head["steps"] != loop.steps:
             raise UsageError(
-                f"an epoch had {head['steps']} steps and now has {self.steps}: the data set is not the one of {path}"
+                f"an epoch had {head['steps']} steps and now has {loop.steps}: the data set is not the one of {path}"
             )
         step, same_world = head["step"], head["workers"] == workers
         own = head if rank == 0 or not same_world else files.read(path, rank)
         parts = [own] if same_world else [files.read(path, r, mapped=True) for r in range(head["workers"])]
-        for i, phase in enumerate(self.phases):
+        for i, phase in enumerate(loop.workload.phases):
             _copy(dict(phase.module.named_parameters()), head["parameters"][i], path)
             _copy(dict(phase.module.named_buffers()), own["buffers"][i], path)
-            self.optimizers[i].load_state_dict(head["optimizers"][i])
+            loop.optimizers[i].load_state_dict(head["optimizers"][i])
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]
                 # Gradients are averaged, so the mean of the residuals is kept, whatever the number of ranks.
                 state = states[0] if same_world else reshard(states, workers, keep="mean")[rank]
-                self.synchronisers[i].load_state_dict(state)
+                loop.synchronisers[i].load_state_dict(state)
         history = History.from_tensors([part["history"] for part in parts])
         history.resumed_at.append(step)
         if rank == 0:
             files.remove_later(self.folder, than=step)
         if same_world:
-            set_random_state(own["random"], self.device)
+            set_random_state(own["random"], loop.device)
         else:
-            seed_all(derive("resume", self.train.seed, rank, step))
-        self._barrier()
+            seed_all(derive("resume", loop.train.seed, rank, step))
+        _barrier(loop)
         return history
 
-    def _barrier(self) -> None:
-        if dist.is_initialized():
-            dist.barrier(group=self.context.group)
+
+def _barrier(loop: Loop) -> None:
+    if dist.is_initialized():
+        dist.barrier(group=loop.context.group)
 
 
 @torch.no_grad()
