@@ -29,7 +29,6 @@ __all__ = [
     "trace",
 ]
 
-_PACKAGES = ("codecs", "exchange", "plan", "trace")
 _MODULES = {
     "attach": "syncline.engine.attach",
     "Sync": "syncline.engine.sync",
@@ -41,10 +40,10 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, so that a misspe
 
     def __getattr__(name: str) -> Any:
         # On first use, so that `import syncline` does not import torch.
-        if name in _PACKAGES:
-            return import_module(f"syncline.{name}")
         if name in _MODULES:
             return getattr(import_module(_MODULES[name]), name)
+        if name in __all__:
+            return import_module(f"syncline.{name}")
         raise AttributeError(f"module 'syncline' has no attribute '{name}'")
 
 

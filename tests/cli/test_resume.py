@@ -282,7 +282,7 @@ def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_pa
         (("--recipe", "demo"), "leave --recipe out"),
         (("--checkpoint-every", 0), "--checkpoint-every must be at least 1, not 0"),
         (("--nproc", 5, "--epochs", 2), "use --batch 10"),
-        (("--set", "train.epochs=0"), "--epochs must be at least 1"),
+        (("--set", "train.epochs=0"), "train.epochs must be 1 or more"),
     ],
 )
 def test_wrong_options_are_one_line_and_change_nothing(options, message, copy, invoke):

@@ -45,7 +45,7 @@ def invoke(tmp_path, monkeypatch, capfd):
         (("compare", "--nproc", "1", "--strategies", "ddp"), "at least two ranks"),
         (("compare", "--nproc", "3", "--batch", "64", "--strategies", "ddp"), "use --batch 63"),
         (("compare", "--nproc", "3", "--nodes", "2"), "do not divide over 2 nodes"),
-        (("compare", "--batch", "0"), "--batch must be at least 1"),
+        (("compare", "--batch", "0"), "train.batch must be 1 or more"),
         (("compare", "--scale", "0,2"), "world size must be at least 1"),
         (("compare", "--scale", "1,2", "--nproc", "4"), "leave --nproc out"),
         (("compare", "--scale", "2,3", "--set", "compare.scale_batch=true"), "multiple of the smallest"),

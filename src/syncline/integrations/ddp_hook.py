@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from syncline._compat import GradBucket
-from syncline.engine.launch.units import Slot, StepContext, UnitRun, flat_state, read_state
+from syncline.engine.launch.units import Slot, StepContext, UnitRun, flat_state, gather_states, read_state
 from syncline.engine.process_groups import GroupLike
 from syncline.engine.shutdown import close_when_collected
 from syncline.errors import UsageError
@@ -52,23 +52,6 @@ class BucketRun(UnitRun):
         assert target is not None
         target.copy_(values.view(target.shape))
 
-    def end_pass(self, *, keep: bool) -> None:
-        """Keep the codec states that the last exchange left, or forget them."""
-        for launch in self.launches:
-            if keep:
-                launch.commit()
-            launch.tentative = None
-
-    def states(self) -> dict[int, dict[str, Tensor]]:
-        """The committed codec state by the parameter's `id`."""
-        identity = {slot.name: id(slot.parameter) for slot in self.slots}
-        found: dict[int, dict[str, Tensor]] = {}
-        for launch in self.launches:
-            for batch in launch.batches:
-                for name, key, _, tensor in batch.dump():
-                    found.setdefault(identity[name], {})[key] = tensor
-        return found
-
 
 class HookState:
     """The state of a DDP hook: a codec, its state by parameter, and the buckets of the current pass."""
@@ -100,15 +83,15 @@ class HookState:
         if buffer.layout != torch.strided:
             raise UsageError("a bucket holds sparse gradients: build the model's embeddings with sparse=False")
         if bucket.index() == 0:
-            self._begin(buffer.device)
+            self._finish_pass()
+            self._complete = False
+            self._exchange.begin(buffer.device)
         elif bucket.index() != self._sent:
             raise UsageError("buckets of two models come to one hook: call syncline.ddp_hook once for each model")
-        unit = self._unit(bucket)
-        exchange = self._exchange
-        context = StepContext(exchange.step, exchange.rank, exchange.world, exchange.seed)
+        unit, exchange = self._unit(bucket), self._exchange
         for launch in unit.launches:
-            launch.context = context
-        future = self._exchange.send(unit, buffer)
+            launch.context = StepContext(exchange.step, exchange.rank, exchange.world, exchange.seed)
+        future = exchange.send(unit, buffer)
         self._sent += 1
         if bucket.is_last():
             self._complete = True
@@ -121,14 +104,14 @@ class HookState:
         Names are those of the wrapped module, without DDP's "module.".
         """
         self._finish_pass()
-        kept = {**self._unused_states, **{i: s for unit in self._units for i, s in unit.states().items()}}
-        states = {name: kept[id(p)] for name, p in _named(model) if id(p) in kept}
+        kept = self._unused_states | _states(self._units)
+        states = {name: kept[id(p)] for name, p in _named(model).items() if id(p) in kept}
         return flat_state(states, self._exchange.step)
 
     def load_state_dict(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of this hook or of `attach`, with any bucket size."""
         self._finish_pass()
-        parameters = dict(_named(model))
+        parameters = _named(model)
         states, step = read_state(state, parameters)
         self._unused_states = {
             id(parameters[n]): {k: t.to(parameters[n].device, copy=True) for k, t in s.items()}
@@ -148,13 +131,11 @@ class HookState:
         """Wait for all buckets; keep their codec states if the pass was complete."""
         for unit in self._units[: self._sent]:
             self._exchange.wait(unit)
-            unit.end_pass(keep=self._complete)
+            for launch in unit.launches:
+                if self._complete:
+                    launch.commit()
+                launch.tentative = None
         self._sent = 0
-
-    def _begin(self, device: torch.device) -> None:
-        self._finish_pass()
-        self._complete = False
-        self._exchange.begin(device)
 
     def _unit(self, bucket: GradBucket) -> BucketRun:
         parameters: list[Any] = bucket.parameters()  # torch types them as tensors
@@ -174,8 +155,7 @@ class HookState:
 
     def _regroup(self, at: int, parameters: Sequence[Tensor]) -> None:
         """DDP has formed other buckets from this one on: make new units; the state of parameters is kept."""
-        for unit in self._units[at:]:
-            self._unused_states.update(unit.states())
+        self._unused_states |= _states(self._units[at:])
         del self._units[at:]
         # In an order of our own: DDP's follows the order in which gradients arrive.
         slots = sorted((self._slots[id(p)] for p in parameters), key=lambda slot: slot.index)
@@ -190,9 +170,14 @@ class HookState:
         self._units.append(unit)
 
 
-def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    inner = getattr(model, "module", model)
-    return list(inner.named_parameters())
+def _states(units: Sequence[BucketRun]) -> dict[int, dict[str, Tensor]]:
+    """The committed codec state by the parameter's `id`."""
+    identity = {slot.name: id(slot.parameter) for unit in units for slot in unit.slots}
+    return {identity[name]: state for name, state in gather_states(units, {}).items()}
+
+
+def _named(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(getattr(model, "module", model).named_parameters())
 
 
 def _view(grad: Tensor, parameter: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,7 +93,8 @@ class DistributedDataParallel(nn.Module):
             **options,
         )
         self._engine: _Engine | None = _Engine(sync)
-        self._finalizer: Any = close_when_collected(self, self._engine.collected)
+        # The garbage collector runs at another time on every rank, so no engine may reuse the groups.
+        self._finalizer: Any = close_when_collected(self, partial(self._engine.close, reuse_groups=False))
         self._finalizer.atexit = False  # the engine closes itself at exit
 
     @property
@@ -145,13 +147,9 @@ class _Engine:
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._adopted:
-            self._adopted.discard(id(optimizer))
+            self._adopted.remove(id(optimizer))
             self.sync.stepper.stepped_whole(optimizer)
 
     def close(self, *, reuse_groups: bool = True) -> None:
         self._remove_hooks()
         self.sync.close(reuse_groups=reuse_groups)
-
-    def collected(self) -> None:
-        """The garbage collector closes. It runs at another time on every rank, so no engine may reuse the groups."""
-        self.close(reuse_groups=False)

@@ -72,7 +72,9 @@ class Loop:
                 started = time.perf_counter() - history.epoch_s
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
                     if self.gate is not None and self.gate.due(step):
-                        self._free_memory()
+                        self._wait_for_work()
+                        if self.device.type == "cuda":
+                            torch.cuda.empty_cache()  # for the other programs
                         self.log.write(file, epoch=epoch, history=history)
                         going = self.gate.wait(self, history)
                         if not going:
@@ -128,12 +130,6 @@ class Loop:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _free_memory(self) -> None:
-        """Wait until nothing is in flight, and give cached GPU memory back to other programs."""
-        self._wait_for_work()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _step(self, step: int) -> Tensor:
         recorder = self.context.recorder
         recorder.step = step
@@ -160,17 +156,14 @@ class Loop:
 
     def _end_epoch(self, epoch: int, train_s: float, history: History) -> dict[str, Any]:
         """Evaluate, and return the epoch's row of the results."""
-        losses = history.losses[epoch * self.steps :]
-        row: dict[str, Any] = {"epoch": epoch + 1, "train_s": train_s, "test_s": None}
-        row["loss"] = sum(losses) / len(losses)
         started = time.perf_counter()
         for synchroniser in self.synchronisers:
             synchroniser.synchronise_buffers()
-        accuracy = self._evaluate()
+        accuracy, test_s = self._evaluate(), None
         if accuracy is not None:
-            row["test_s"] = time.perf_counter() - started
-            history.accuracy = accuracy
-        return row
+            history.accuracy, test_s = accuracy, time.perf_counter() - started
+        losses = history.losses[epoch * self.steps :]
+        return {"epoch": epoch + 1, "train_s": train_s, "test_s": test_s, "loss": sum(losses) / len(losses)}
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:

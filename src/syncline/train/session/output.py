@@ -52,8 +52,39 @@ class SessionOutput:
         self._several_sizes = len(config.compare.scale) > 1
         earlier = None if resume is None else run_of(resume.checkpoint)
         self.folder = RunFolder(earlier or out, label=config.train.model, reopen=earlier is not None)
-        self.results = _start_results(config, self.folder, cluster=cluster, note=note, resume=resume)
-        for text in self.results["warnings"]:
+        facts = environment()
+        self.folder.describe(config, facts)
+        changes = parse_changes(config) if cluster is not None else []
+        warnings = [note] if note else []
+        if changes:
+            warnings.append(f"the links change during each run: {', '.join(map(in_words, changes))}")
+        warnings += resume.warnings if resume else ()
+        busy = busy_share()
+        if busy > _BUSY:
+            warnings.append(
+                f"other programs use {busy:.0%} of this machine: times are longer than they should be, and vary more"
+            )
+        self.results: Results = {
+            "schema": SCHEMA,
+            "syncline": syncline.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "title": config.title or f"{config.train.model}: {', '.join(config.compare.strategies)}",
+            "config": config.as_dict(),
+            "environment": facts,
+            "network": {
+                "emulated": cluster is not None,
+                "nodes": config.cluster.nodes if cluster is not None else 1,
+                "bandwidth": cluster.bandwidth if cluster is not None else None,
+                "note": note,
+            },
+            "warnings": warnings,
+            "runs": [],
+        }
+        if changes:
+            self.results["network"]["changes"] = changes
+        if not self.folder.reopened:
+            self.folder.save(self.results)
+        for text in warnings:
             watcher.note(text)
 
     def begin(self, run: RunSpec) -> Path:
@@ -122,42 +153,3 @@ def _crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, 
         row["loss"] = [step["loss"] for step in steps]
         row["step_ms_series"] = [step["step_ms"] for step in steps]
     return row
-
-
-def _start_results(
-    config: Config, folder: RunFolder, *, cluster: Cluster | None, note: str | None, resume: Resume | None
-) -> Results:
-    """The results without runs, saved, with the warnings that hold for all runs."""
-    facts = environment()
-    folder.describe(config, facts)
-    changes = parse_changes(config) if cluster is not None else []
-    warnings = [note] if note else []
-    if changes:
-        warnings.append(f"the links change during each run: {', '.join(map(in_words, changes))}")
-    warnings += resume.warnings if resume else ()
-    results: Results = {
-        "schema": SCHEMA,
-        "syncline": syncline.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "title": config.title or f"{config.train.model}: {', '.join(config.compare.strategies)}",
-        "config": config.as_dict(),
-        "environment": facts,
-        "network": {
-            "emulated": cluster is not None,
-            "nodes": config.cluster.nodes if cluster is not None else 1,
-            "bandwidth": cluster.bandwidth if cluster is not None else None,
-            "note": note,
-        },
-        "warnings": warnings,
-        "runs": [],
-    }
-    if changes:
-        results["network"]["changes"] = changes
-    busy = busy_share()
-    if busy > _BUSY:
-        results["warnings"].append(
-            f"other programs use {busy:.0%} of this machine: times are longer than they should be, and vary more"
-        )
-    if not folder.reopened:
-        folder.save(results)
-    return results

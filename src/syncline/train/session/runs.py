@@ -38,14 +38,10 @@ def local_world_size(config: Config) -> int:
 
 
 def _check_numbers(train: Train) -> None:
-    for key in ("batch", "epochs"):
-        if getattr(train, key) < 1:
-            raise UsageError(f"--{key} must be at least 1, not {getattr(train, key)}")
-    if train.steps < 0:
-        raise UsageError(f"--steps must be at least 1 (or 0 for the whole data set), not {train.steps}")
-    for key in ("threads", "test_samples", "checkpoint_every"):
-        if getattr(train, key) < 0:
-            raise UsageError(f"train.{key} must be 0 or more, not {getattr(train, key)}")
+    for key in ("batch", "epochs", "steps", "threads", "test_samples", "checkpoint_every"):
+        least = 1 if key in ("batch", "epochs") else 0
+        if getattr(train, key) < least:
+            raise UsageError(f"train.{key} must be {least} or more, not {getattr(train, key)}")
     if not 0 <= train.seed < 2**31:
         raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {train.seed}")
     if not 0 < train.timeout_s < 1e7:

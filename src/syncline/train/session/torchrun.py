@@ -47,7 +47,12 @@ def run_launched(
     check_resumable(config, resumed=resume is not None)
     store = _join_store(launcher, timeout_s=config.train.timeout_s)
     chosen = None if resume is None else _agree_on_checkpoint(store, resume, config, runs[0].workers, launcher)
-    output = _start_output(config, launcher, out=out, watcher=watcher, resume=chosen) if launcher.rank == 0 else None
+    output = None
+    if launcher.rank == 0:
+        note = "--nodes has no effect here: the launcher decides on nodes and links" if config.cluster.nodes else None
+        output = SessionOutput(config, out=out, watcher=watcher, note=note, resume=chosen)
+        if "SYNCLINE_NODE" in os.environ:
+            output.results["network"] |= {"emulated": True, "nodes": launcher.nodes}
     for number, run in enumerate(runs):
         prefix = PrefixStore(_prefix(number), store)
         if output is not None:
@@ -94,16 +99,6 @@ class _Launcher:
     @property
     def nodes(self) -> int:
         return max(1, self.world_size // self.local_world_size)
-
-
-def _start_output(
-    config: Config, launcher: _Launcher, *, out: Path | None, watcher: Watcher, resume: Resume | None
-) -> SessionOutput:
-    note = "--nodes has no effect here: the launcher decides on nodes and links" if config.cluster.nodes else None
-    output = SessionOutput(config, out=out, watcher=watcher, note=note, resume=resume)
-    if "SYNCLINE_NODE" in os.environ:
-        output.results["network"] |= {"emulated": True, "nodes": launcher.nodes}
-    return output
 
 
 def _run_child(
