@@ -54,38 +54,30 @@ def simulate(
     curves, which a run of syncline(auto) leaves.
     """
     from syncline.cli import recorded_run as r
+    from syncline.cli import replay
 
     of_costs = {"--nodes": nodes, "--bandwidth": bandwidth, "--compress": compress, "--sweep": sweep or None}
     given = [name for name, value in of_costs.items() if value is not None]
     if what is not None and given:
         raise UsageError(f"--what replays the trace as it was recorded: leave {given[0]} out, or --what")
     if what is not None or not r.has_costs(run):
-        _replay(run, what, given, as_json=as_json)
-        return
-    found = r.find_run(run)
-    facts, text = (_sweep if sweep else _one_network)(found, nodes, bandwidth, compress)
-    replay = found.replay()
-    if as_json:
-        print_json({**facts, "replay": replay, "from": str(found.folder)})
+        if what is None and not replay.has_trace(run):
+            r.find_run(run)  # its error says what is missing
+        if given:
+            raise UsageError(
+                f"{given[0]} needs cost curves, which {run} does not hold: {r.FIX}, or ask the trace with --what"
+            )
+        facts = replay.answers(run, what)
+        text = replay.text(facts)
     else:
-        say(f"{text}\n{r.replay_text(replay)}")
-
-
-def _replay(run: Path, what: str | None, needs_costs: list[str], *, as_json: bool) -> None:
-    from syncline.cli import recorded_run as r
-    from syncline.cli import replay
-
-    if what is None and not replay.has_trace(run):
-        r.find_run(run)  # its error says what is missing
-    if needs_costs:
-        raise UsageError(
-            f"{needs_costs[0]} needs cost curves, which {run} does not hold: {r.FIX}, or ask the trace with --what"
-        )
-    facts = replay.answers(run, what)
+        found = r.find_run(run)
+        facts, text = (_sweep if sweep else _one_network)(found, nodes, bandwidth, compress)
+        facts |= {"replay": found.replay(), "from": str(found.folder)}
+        text += f"\n{r.replay_text(facts['replay'])}"
     if as_json:
         print_json(facts)
     else:
-        say(replay.text(facts))
+        say(text)
 
 
 def _one_network(

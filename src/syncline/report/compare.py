@@ -54,22 +54,15 @@ def rows(results: Results) -> list[Row]:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """A unique name for each run: its spec, followed by `xN` if that spec ran at several world sizes."""
-    sizes: dict[str, set[int]] = {}
-    for run in runs:
-        sizes.setdefault(run["strategy"], set()).add(run.get("world_size", 0))
+    sizes = Counter(strategy for strategy, _ in {(run["strategy"], run.get("world_size", 0)) for run in runs})
     plain = [
-        f"{run['strategy']} x{run['world_size']}"
-        if len(sizes[run["strategy"]]) > 1 and "world_size" in run
-        else run["strategy"]
+        run["strategy"] + (f" x{run['world_size']}" if sizes[run["strategy"]] > 1 and "world_size" in run else "")
         for run in runs
     ]
-    seen: Counter[str] = Counter()
     total = Counter(plain)
-    unique = []
-    for name in plain:
-        seen[name] += 1
-        unique.append(f"{name} #{seen[name]}" if total[name] > 1 else name)
-    return unique
+    return [
+        f"{name} #{plain[: place + 1].count(name)}" if total[name] > 1 else name for place, name in enumerate(plain)
+    ]
 
 
 def workers(run: Run) -> int:

@@ -150,18 +150,13 @@ def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> di
     way.wait()
     recording.stop()
     found: dict[str, list[float]] = {"on": [], "off": []}
-    # The first runs are start-up, and the last one has no end.
-    for first, end in _runs(watched)[2:-1]:
+    cuts = [n for n in range(1, len(watched)) if watched[n] is not watched[n - 1]]
+    # Runs of steps that are all recorded or all unrecorded. The first two are start-up, and the last one has no end.
+    for first, end in pairwise(cuts[1:]):
         counted = end - first - left_out
         took = clock.between(moments[first + left_out], moments[end]) / counted
         found["on" if watched[first] else "off"].append(took)
     return {kind: values[:cycles] for kind, values in found.items()}
-
-
-def _runs(watched: list[bool]) -> list[tuple[int, int]]:
-    """First and end of each run of steps that are all recorded or all unrecorded."""
-    cuts = [n for n in range(1, len(watched)) if watched[n] is not watched[n - 1]]
-    return list(pairwise([0, *cuts, len(watched)]))
 
 
 def _step_done(device: torch.device) -> None:

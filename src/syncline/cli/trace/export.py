@@ -45,7 +45,11 @@ def export(
     if style not in _STYLES:
         raise unknown("style", style, _STYLES)
     source = load(run)
-    target = _target(source, style, out)
+    target = out or source.folder / f"trace.{style}.json.gz"
+    if target.is_dir():
+        raise UsageError(f"-o {target} is a folder: name a file in it")
+    if target.exists() and target.samefile(source.path):
+        raise UsageError(f"-o {target} is the trace itself: name another file")
     told = {"source": str(source.path), "file": str(target), "style": style} | _export(source, style, target)
     if as_json:
         print_json(told)
@@ -54,15 +58,6 @@ def export(
     lines.append(f"{told['spans']:,} spans of {len(told['ranks'])} ranks, {told['events']:,} events")
     lines.append(f"trace: {target}")
     say("\n".join(lines))
-
-
-def _target(source: Trace, style: str, out: Path | None) -> Path:
-    target = out or source.folder / f"trace.{style}.json.gz"
-    if target.is_dir():
-        raise UsageError(f"-o {target} is a folder: name a file in it")
-    if target.exists() and target.samefile(source.path):
-        raise UsageError(f"-o {target} is the trace itself: name another file")
-    return target
 
 
 def _export(source: Trace, style: str, target: Path) -> dict[str, Any]:
