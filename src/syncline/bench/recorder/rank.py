@@ -5,6 +5,7 @@ has less noise from the machine than blocks have.
 """
 
 import gc
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.bench.timing import Clock
 from syncline.bench.training import TUNED_STEPS, BlockTimes, Options, Way, joined
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.record.recorder import process_recorder
@@ -132,7 +132,7 @@ class ConsecutiveSteps(Sampling):
 
 def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> dict[str, list[float]]:
     """Milliseconds of recorded and of unrecorded steps, one value per cycle."""
-    recorder, clock = process_recorder(device, engine=False), Clock(device)
+    recorder = process_recorder(device, engine=False)
     every, kept, left_out = CYCLE[way.name]
     cycles = max(2, ALTERNATING_STEPS * options.blocks // every)
     gc.collect()
@@ -140,12 +140,12 @@ def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> di
     if kept > 1:
         recording.use_sampling(ConsecutiveSteps(every))
     dist.barrier()
-    moments, watched = [clock.mark()], []
+    moments, watched = [_moment(device)], []
     for _ in range((cycles + 2) * every):
         watched.append(recorder.enabled)
         way.optimizer.zero_grad()
         way.forward_backward_step()
-        moments.append(clock.mark())
+        moments.append(_moment(device))
     way.optimizer.zero_grad()
     way.wait()
     recording.stop()
@@ -154,9 +154,21 @@ def _in_turn(way: Way, options: Options, device: torch.device, path: Path) -> di
     # Runs of steps that are all recorded or all unrecorded. The first two are start-up, and the last one has no end.
     for first, end in pairwise(cuts[1:]):
         counted = end - first - left_out
-        took = clock.between(moments[first + left_out], moments[end]) / counted
+        took = _apart_ms(moments[first + left_out], moments[end]) / counted
         found["on" if watched[first] else "off"].append(took)
     return {kind: values[:cycles] for kind, values in found.items()}
+
+
+def _moment(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _apart_ms(begin: Any, end: Any) -> float:
+    return float((end - begin) * 1e3 if isinstance(begin, float) else begin.elapsed_time(end))
 
 
 def _step_done(device: torch.device) -> None:
