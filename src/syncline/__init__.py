@@ -52,4 +52,4 @@ def __dir__() -> list[str]:
 
 
 if os.environ.get("SYNCLINE_TRACE"):
-    import_module("syncline.trace.record.environment").start_if_requested()
+    import_module("syncline.trace.record.session").start_if_requested()

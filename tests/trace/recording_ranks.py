@@ -107,7 +107,7 @@ def by_environment(rank, world_size, kind, folder):
     else:
         loop = Loop(rank, kind)
     if kind == "ddp":  # as `import syncline` would have done it
-        from syncline.trace.record.environment import start_if_requested
+        from syncline.trace.record.session import start_if_requested
 
         start_if_requested()
     for _ in range(6):

@@ -51,10 +51,10 @@ def train(model, optimizer, steps=3):
 
 
 def test_gradients_may_be_off_at_stop(tmp_path):
-    from syncline.trace.record.overhead import _hook_cost
+    from syncline.trace.record.overhead import _call_cost
 
     for number, off in enumerate((torch.no_grad, torch.inference_mode)):
-        _hook_cost.cache_clear()
+        _call_cost.cache_clear()
         model, optimizer = make()
         start(tmp_path / f"{number}.json", model=model, optimizer=optimizer)
         train(model, optimizer)
@@ -69,7 +69,7 @@ def test_the_trace_is_written_if_the_cost_is_unknown(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no idea\nat all")
 
-    monkeypatch.setattr("syncline.trace.record.overhead._hook_cost", broken)
+    monkeypatch.setattr("syncline.trace.record.overhead._call_cost", broken)
     model, optimizer = make()
     with recording(model, optimizer, path=tmp_path / "t.json"):
         train(model, optimizer)

@@ -14,7 +14,7 @@ from syncline.errors import UsageError
 from syncline.plan import Plan, Shape, default_plan
 from syncline.plan import load as load_plan
 from syncline.trace import Recorder
-from syncline.trace.record.environment import record_attached
+from syncline.trace.record.session import record_attached
 
 
 def attach(

@@ -45,7 +45,7 @@ def hook_collectives(hooks: LoopHooks) -> None:
         if hasattr(dist, function):
             group_at = list(inspect.signature(getattr(dist, function)).parameters).index("group")
             wrapper = _wrapper(hooks, name, position, keyword, group_at)
-            hooks.call_on_removal(replace_function(dist, function, wrapper))
+            hooks.cleanup.callback(replace_function(dist, function, wrapper))
 
 
 def hook_ddp_buckets(hooks: LoopHooks, model: nn.Module) -> None:
@@ -54,7 +54,7 @@ def hook_ddp_buckets(hooks: LoopHooks, model: nn.Module) -> None:
         if isinstance(module, DistributedDataParallel):
             hooks.uses_ddp = True
             hooks.has_comm_hook = hooks.has_comm_hook or has_comm_hook(module)
-            hooks.call_on_removal(_hook_reducer(hooks, module))
+            hooks.cleanup.callback(_hook_reducer(hooks, module))
 
 
 def _hook_reducer(hooks: LoopHooks, module: Any) -> Callable[[], None]:

@@ -103,7 +103,7 @@ def gather_trace(
         return send(recording, store, path, world=world, timeout_s=timeout_s)
     except _STORE_ERRORS as error:
         kept = write_rank_file(recording.part, path.parent, world_size=world)
-        note = f"the ranks' spans could not be gathered ({_first_line(error)}): this rank's are in {kept}"
+        note = f"the ranks' spans could not be gathered ({first_line(error)}): this rank's are in {kept}"
         return WrittenTrace(kept, (note,))
 
 
@@ -131,7 +131,7 @@ def receive(
         try:
             clocks = _measure(world, timeout_s)
         except _STORE_ERRORS as error:
-            note = f"the clocks of the hosts could not be measured ({_first_line(error)})"
+            note = f"the clocks of the hosts could not be measured ({first_line(error)})"
             mine = replace(mine, notes=(*mine.notes, note))
     recordings = [mine]
     for rank, head in heads.items():
@@ -193,6 +193,7 @@ def _poll(store: Store, key: str, until: float) -> bytes | None:
     return value
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

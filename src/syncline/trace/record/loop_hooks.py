@@ -7,6 +7,7 @@ no state that must come in pairs: after an exception in the loop nothing is left
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -59,22 +60,13 @@ class LoopHooks:
         self._backward_depth = 0
         self._last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._update_starts: dict[int, Mark] = {}
-        self._removers: list[Callable[[], None]] = []
+        self.cleanup = ExitStack()
+        """Closing it removes all hooks."""
 
     def install(self) -> None:
         """Hook every optimizer's steps and every backward pass."""
-        self._removers.append(on_every_step(self.before_step, self.after_step))
-        self._removers.append(on_every_backward(self.around_backward))
-
-    def call_on_removal(self, remover: Callable[[], None]) -> None:
-        """Call `remover` together with the removal of the hooks."""
-        self._removers.append(remover)
-
-    def remove(self) -> None:
-        """Remove all hooks."""
-        removers, self._removers = self._removers, []
-        for remover in reversed(removers):
-            remover()
+        self.cleanup.callback(on_every_step(self.before_step, self.after_step))
+        self.cleanup.callback(on_every_backward(self.around_backward))
 
     def wait_for_exchanges(self) -> None:
         """Give exchanges a moment whose end was not reported yet."""

@@ -27,50 +27,22 @@ def hook_module(hooks: LoopHooks, model: nn.Module) -> None:
     # `model.compile()` would compile forward hooks together with the model, so its entry is replaced instead.
     restore = replace_compiled_call(model, around_compiled)
     if restore is not None:
-        hooks.call_on_removal(restore)
+        hooks.cleanup.callback(restore)
         return
-    calls = _Calls()
-
-    def before(module: nn.Module, args: Any) -> None:
-        step = hooks.recorder.step
-        if calls.depth and calls.step != step:
-            calls.depth = 0  # left over from an interrupted forward pass
-        if not calls.depth:
-            calls.step, calls.start = step, hooks.enter_forward()
-        calls.depth += 1
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        calls.depth = max(0, calls.depth - 1)
-        # If the forward pass failed, torch calls this without an output while the exception is handled.
-        if not calls.depth and not (output is None and sys.exc_info()[1] is not None):
-            hooks.leave_forward(calls.start)
-
-    entered = model.register_forward_pre_hook(_Hook(before))
-    left = model.register_forward_hook(_Hook(after), always_call=True)
-    for handle in (entered, left):
-        hooks.call_on_removal(handle.remove)
+    before, after = _forward_hooks(hooks, lambda _: True, lambda _: None)
+    hooks.cleanup.callback(model.register_forward_pre_hook(before).remove)
+    hooks.cleanup.callback(model.register_forward_hook(after, always_call=True).remove)
 
 
 def find_models(hooks: LoopHooks, use: Callable[[nn.Module], None]) -> None:
     """Record one step with hooks on all modules, then `use` each module that the loop itself called."""
     found: list[weakref.ref[nn.Module]] = []
-    depth, start = 0, None
 
-    def before(module: nn.Module, args: Any) -> None:
-        nonlocal depth, start
-        if not depth and _has_parameters(module):
-            start = hooks.enter_forward()
-        depth += 1
+    def called(module: nn.Module) -> None:
+        if all(known() is not module for known in found):
+            found.append(weakref.ref(module))
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal depth
-        depth = max(0, depth - 1)
-        if not depth and _has_parameters(module):
-            hooks.leave_forward(start)
-            if all(known() is not module for known in found):
-                found.append(weakref.ref(module))
-
-    remove = on_every_forward(_Hook(before), _Hook(after))
+    remove = on_every_forward(*_forward_hooks(hooks, _has_parameters, called))
 
     def step_ended() -> None:
         remove()
@@ -79,8 +51,32 @@ def find_models(hooks: LoopHooks, use: Callable[[nn.Module], None]) -> None:
             if module is not None:
                 use(module)
 
-    hooks.call_on_removal(remove)
+    hooks.cleanup.callback(remove)
     hooks.on_step_end = step_ended
+
+
+def _forward_hooks(
+    hooks: LoopHooks, counts: Callable[[nn.Module], bool], called: Callable[[nn.Module], None]
+) -> "tuple[_Hook, _Hook]":
+    """Hooks that record the outermost call in a thread if its module `counts`, and report it to `called`."""
+    calls = _Calls()
+
+    def before(module: nn.Module, args: Any) -> None:
+        step = hooks.recorder.step
+        if calls.depth and calls.step != step:
+            calls.depth = 0  # left over from an interrupted forward pass
+        if not calls.depth:
+            calls.step, calls.start = step, hooks.enter_forward() if counts(module) else None
+        calls.depth += 1
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        calls.depth = max(0, calls.depth - 1)
+        # If the forward pass failed, torch calls this without an output while the exception is handled.
+        if not calls.depth and counts(module) and not (output is None and sys.exc_info()[1] is not None):
+            hooks.leave_forward(calls.start)
+            called(module)
+
+    return _Hook(before), _Hook(after)
 
 
 class _Calls(threading.local):

@@ -8,12 +8,14 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from syncline.trace.record.collectives import RecordingGroup
+from syncline.trace.record.gather import first_line
 from syncline.trace.record.loop_hooks import LoopHooks
 from syncline.trace.record.module_hooks import hook_module
 from syncline.trace.record.recorder import Recorder
@@ -22,129 +24,89 @@ from syncline.trace.span import STEP
 _PASS_BYTES, _UNIT_BYTES, _ROUNDS = 1 << 26, 1 << 23, 5
 """Memory swept between two calls: for a pass over the model, more than caches hold; for the work on one unit."""
 
-_Calls = tuple[Callable[[], object], Callable[[], object] | None]
-"""A call with hooks, and the same call without them; None where that costs next to nothing."""
-
 
 def recording_cost(recorder: Recorder, *, every: int = 1, hooks: LoopHooks | None = None) -> dict[str, Any]:
-    """The entry `recorder` of a trace's metadata, with the host time that recording a step took."""
-    entry = recording_counts(recorder, every=every)
-    spans, steps = recorder.counts()
-    total_ns, other_spans, other_steps = 0.0, float(spans), float(steps)
-    if hooks is not None:
-        for kind, count in hooks.counts.items():
-            if count:
-                # The spans that a hook adds are part of its own cost.
-                hook_ns, hook_spans, hook_steps = _hook_cost(kind, recorder.device, hooks.has_comm_hook)
-                total_ns += count * hook_ns
-                other_spans -= count * hook_spans
-                other_steps -= count * hook_steps
-    span_ns, step_ns = _span_costs(recorder.device)
-    total_ns += max(0.0, other_spans) * span_ns + max(0.0, other_steps) * step_ns
-    return {**entry, "overhead_ns_per_step": round(total_ns / steps, 1) if steps else 0.0}
+    """The entry `recorder` of a trace's metadata, with the host time that recording a step took.
 
-
-def recording_counts(recorder: Recorder, *, every: int) -> dict[str, Any]:
-    """The same entry where the cost is not known: it is None."""
+    In whatever state a loop has left torch, the trace is written: if hooks cannot be timed, the cost is None and noted.
+    """
     spans, steps = recorder.counts()
+    cost: float | None = 0.0
+    try:
+        if steps:
+            cost = round(_total_ns(recorder, hooks) / steps, 1)
+    except Exception as error:
+        if hooks is None:
+            raise
+        cost = None
+        hooks.notes.append(f"the cost of recording is not known: {type(error).__name__}: {first_line(error)}")
     per_step = round(spans / steps, 2) if steps else 0.0
-    return {"overhead_ns_per_step": None, "spans_per_step": per_step, "every": every, "dropped": recorder.dropped}
+    return {"overhead_ns_per_step": cost, "spans_per_step": per_step, "every": every, "dropped": recorder.dropped}
 
 
-@lru_cache(maxsize=8)
-def _span_costs(device: torch.device) -> tuple[float, float]:
-    """Host nanoseconds for a span (two marks and one `add`), and for the span of a step."""
-    scratch = Recorder(device=device, start_clock=False)
-
-    def record(lane: str) -> None:
-        start = scratch.mark(lane)
-        scratch.add(lane, lane, start, scratch.mark(lane))
-
-    return _cold_ns(lambda: record("forward"), swept_bytes=_UNIT_BYTES), _cold_ns(lambda: record(STEP))
+def _total_ns(recorder: Recorder, hooks: LoopHooks | None) -> float:
+    spans, steps = recorder.counts()
+    has_comm_hook = hooks is not None and hooks.has_comm_hook
+    total_ns, other_spans, other_steps = 0.0, spans, steps
+    for kind, count in hooks.counts.items() if hooks is not None else ():
+        if count:
+            # The spans that a hook adds are part of its own cost.
+            hook_ns, hook_spans, hook_steps = _call_cost(kind, recorder.device, has_comm_hook)
+            total_ns += count * hook_ns
+            other_spans -= count * hook_spans
+            other_steps -= count * hook_steps
+    for kind, count in (("span", other_spans), (STEP, other_steps)):
+        total_ns += max(0, count) * _call_cost(kind, recorder.device, has_comm_hook)[0]
+    return total_ns
 
 
 @lru_cache(maxsize=32)
-def _hook_cost(kind: str, device: torch.device, has_comm_hook: bool) -> tuple[float, float, float]:
-    """Host nanoseconds of one call of a hook, and the spans and steps that it adds."""
+def _call_cost(kind: str, device: torch.device, has_comm_hook: bool) -> tuple[float, int, int]:
+    """Nanoseconds of this thread for one call, and the spans and steps that it adds.
+
+    The caches are full of other data. It is the thread's time and not wall time, because other programs on this machine
+    are not part of the cost.
+    """
     hooks = LoopHooks(Recorder(device=device, start_clock=False))
     hooks.has_comm_hook = has_comm_hook
+    swept = torch.zeros((_UNIT_BYTES if kind == "span" else _PASS_BYTES) // 4)
     # The recording may end where gradients are off.
     with torch.inference_mode(False), torch.enable_grad():
-        with_hooks, without = _HOOK_CALLS[kind](hooks)
-        with_hooks()
+        call = _calls(hooks)[kind]
+        call()
         spans, steps = hooks.recorder.counts()
-        return _cold_ns(with_hooks, without), spans, steps
+        times = []
+        for _ in range(_ROUNDS):
+            swept.add_(1)
+            begin = time.thread_time_ns()
+            call()
+            times.append(time.thread_time_ns() - begin)
+    return float(statistics.median(times)), spans, steps
 
 
-def _forward(hooks: LoopHooks) -> _Calls:
-    plain, hooked = nn.Identity(), nn.Identity()
-    hook_module(hooks, hooked)
-    return lambda: hooked(None), lambda: plain(None)
+def _calls(hooks: LoopHooks) -> dict[str, Callable[[], object]]:
+    """By kind: what recording adds to a training loop."""
+    recorder, module, optimizer = hooks.recorder, nn.Identity(), torch.optim.SGD([torch.ones(1)])
+    hook_module(hooks, module)
+    root, tensors = torch.ones((), requires_grad=True) * 1, [torch.ones(1)]
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    completed = SimpleNamespace(get_future=lambda: future)
+    group = RecordingGroup(hooks, SimpleNamespace(rank=lambda: 0, size=lambda: 1, allreduce=lambda *_: completed))
 
+    def span(lane: str) -> None:
+        start = recorder.mark(lane)
+        recorder.add(lane, lane, start, recorder.mark(lane))
 
-def _backward(hooks: LoopHooks) -> _Calls:
-    root = torch.ones((), requires_grad=True) * 1
-
-    def plain() -> None:
-        torch.autograd.backward(root, retain_graph=True)
-
-    def hooked() -> None:
-        hooks.around_backward(torch.autograd.backward, root, retain_graph=True)
-
-    return hooked, plain
-
-
-def _update(hooks: LoopHooks) -> _Calls:
-    optimizer: Any = torch.optim.SGD([torch.ones(1)])
-
-    def hooked() -> None:
+    def update() -> None:
         hooks.before_step(optimizer)
         hooks.after_step(optimizer)
 
-    return hooked, None
-
-
-def _exchange(hooks: LoopHooks) -> _Calls:
-    group, tensors = RecordingGroup(hooks, _InstantGroup()), [torch.ones(1)]
-    return lambda: group.allreduce(tensors), None
-
-
-_HOOK_CALLS = {"forward": _forward, "backward": _backward, "update": _update, "exchange": _exchange}
-
-
-class _InstantGroup:
-    """A group of one rank whose collectives complete at once."""
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 1
-
-    def allreduce(self, tensors: Any, options: Any = None) -> "_InstantGroup":
-        return self
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result(None)
-        return future
-
-
-def _cold_ns(
-    call: Callable[[], object], without: Callable[[], object] | None = None, *, swept_bytes: int = _PASS_BYTES
-) -> float:
-    """Nanoseconds of this thread for a call, less those of another, with caches full of other data.
-
-    It is the thread's time and not wall time, because other programs on this machine are not part of the cost.
-    """
-    swept = torch.zeros(swept_bytes // 4)
-
-    def once(call: Callable[[], object]) -> int:
-        swept.add_(1)
-        begin = time.thread_time_ns()
-        call()
-        return time.thread_time_ns() - begin
-
-    call()
-    rounds = [once(call) - (0 if without is None else once(without)) for _ in range(_ROUNDS)]
-    return max(0.0, float(statistics.median(rounds)))
+    return {
+        "span": lambda: span("forward"),
+        STEP: lambda: span(STEP),
+        "forward": lambda: module(None),
+        "backward": lambda: hooks.around_backward(lambda _: None, root),
+        "update": update,
+        "exchange": lambda: group.allreduce(tensors),
+    }

@@ -5,12 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from syncline.trace.span import BLOCKED, STEP, Span
+from syncline.trace.span import BLOCKED, STEP, TRAINING_LANES, Span
 
 DDP_TAIL = "ddp tail"
 """The recorder's name for the time from DDP's last gradient until `backward` returns. `finish_spans` replaces it."""
-
-_TRAINING_LANES = frozenset({"data", "forward", "backward", "update"})
 
 
 def cut_blocked(spans: list[Span]) -> list[Span]:
@@ -21,7 +19,7 @@ def cut_blocked(spans: list[Span]) -> list[Span]:
     starts = [start for start, _ in holes]
     result = []
     for span in spans:
-        if span.lane not in _TRAINING_LANES or span.unit:
+        if span.lane not in TRAINING_LANES or span.unit:
             result.append(span)
             continue
         at = span.start

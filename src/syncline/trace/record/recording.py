@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from syncline.trace.merge.merge import Part
 from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
 from syncline.trace.record.cpu_time import available_cores
-from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, write_trace
+from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, recording_store, write_trace
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
 from syncline.trace.record.module_hooks import find_models, hook_module
-from syncline.trace.record.overhead import recording_cost, recording_counts
+from syncline.trace.record.overhead import recording_cost
 from syncline.trace.record.postprocess import finish_spans
 from syncline.trace.record.recorder import process_recorder
-from syncline.trace.record.sampling import IntervalChooser, Sampling, SharedSampling, share_sampling
+from syncline.trace.record.sampling import IntervalChooser, Sampling, SharedSampling
 
 _ERROR_TIMEOUT_S = 2.0
 
@@ -51,9 +52,10 @@ class Recording:
         self._hooks: LoopHooks | None = None
         self._shared_sampling: SharedSampling | None = None
         self._loader_is_timed = False
+        self._cleanup = ExitStack()
         # Without a model and an optimizer the first optimizer step in this process shows where the training is.
-        self._removers = [on_every_step(lambda *_: None, self._after_any_step)]
-        self._removers.append(replace_function(dist, "destroy_process_group", self._before_group_ends))
+        self._cleanup.callback(on_every_step(lambda *_: None, self._after_any_step))
+        self._cleanup.callback(replace_function(dist, "destroy_process_group", self._before_group_ends))
 
     @property
     def started(self) -> bool:
@@ -96,13 +98,11 @@ class Recording:
         that ended the loop.
         """
         self.stopped = True
-        removers, self._removers = self._removers, []
-        for remover in reversed(removers):
-            remover()
+        self._cleanup.close()
         hooks = self._hooks
         if hooks is None or self.written is not None or os.getpid() != self._process:
             return None if self.written is None else self.written.path
-        hooks.remove()
+        hooks.cleanup.close()
         if self._shared_sampling is not None:
             self._shared_sampling.close()
         hooks.recorder.enabled = False
@@ -124,22 +124,16 @@ class Recording:
         recorder = hooks.recorder
         recorder.rank = dist.get_rank() if _in_group() else self._rank
         every = hooks.sampling.effective_interval(recorder.step)
-        spans = finish_spans(recorder.spans(), sampled=every > 1)
-        notes = list(hooks.notes)
-        try:
-            cost = recording_cost(recorder, every=every, hooks=hooks)
-        except Exception as failed:  # in whatever state the loop has left torch, the trace is written
-            cost = recording_counts(recorder, every=every)
-            notes.append(f"the cost of recording is not known: {_one_line(failed)}")
         part = Part(
             recorder.rank,
-            spans,
+            finish_spans(recorder.spans(), sampled=every > 1),
             host_id(),
             cores=available_cores(),
             cpu_times=recorder.cpu_times.rows,
-            recording_cost=cost,
+            recording_cost=recording_cost(recorder, every=every, hooks=hooks),
         )
-        return RankRecording(part, "" if error is None else _one_line(error), tuple(notes))
+        text = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return RankRecording(part, text, tuple(hooks.notes))
 
     def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
         in_group = _in_group()
@@ -183,7 +177,14 @@ class Recording:
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
 
     def _share_sampling(self, mine: Sampling) -> None:
-        self._shared_sampling = share_sampling(mine, self.use_sampling, number=self._number)
+        """Use rank 0's sampling on all ranks, so that their waits can be matched; alone, this process's."""
+        several = _in_group() and dist.get_world_size() > 1
+        decides = not several or dist.get_rank() == 0
+        if decides:
+            self.use_sampling(mine)
+        if several:
+            store = recording_store(self._number)
+            self._shared_sampling = SharedSampling(store, mine if decides else None, self.use_sampling)
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Without a named model the first step shows that this process trains, and the next one which models."""
@@ -212,7 +213,3 @@ class Recording:
 
 def _in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -13,10 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-import torch.distributed as dist
-
 from syncline._compat import Store
-from syncline.trace.record.gather import recording_store
 from syncline.trace.record.recorder import Recorder
 
 BUDGET = 0.003
@@ -87,18 +84,6 @@ class IntervalChooser:
         return True
 
 
-def share_sampling(mine: Sampling, use: Callable[[Sampling], None], *, number: int) -> "SharedSampling | None":
-    """Have all ranks `use` rank 0's sampling, so that their waits can be matched; alone, this process's.
-
-    `number` is that of the recording (`recording_store`).
-    """
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    decides = not several or dist.get_rank() == 0
-    if decides:
-        use(mine)
-    return SharedSampling(recording_store(number), mine if decides else None, use) if several else None
-
-
 class SharedSampling:
     """A short-lived thread that passes rank 0's sampling to the other ranks through the store.
 
@@ -109,9 +94,8 @@ class SharedSampling:
     def __init__(self, store: Store, mine: Sampling | None, use: Callable[[Sampling], None]) -> None:
         """Publish `mine`; where it is None, look for rank 0's and `use` it."""
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(store, mine, use), name="syncline-sampling", daemon=True
-        )  # fmt: skip
+        arguments = (store, mine, use)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="syncline-sampling", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -121,19 +105,15 @@ class SharedSampling:
 
     def _run(self, store: Store, mine: Sampling | None, use: Callable[[Sampling], None]) -> None:
         try:
-            if mine is None:
-                self._listen(store, use)
-            else:
+            if mine is not None:
                 store.set(_KEY, json.dumps(asdict(mine)))
+                return
+            wait_s = _FIRST_POLL_S
+            # Polls, because the store's own wait blocks other threads that use the store.
+            while not store.check([_KEY]):
+                if self._closed.wait(wait_s):
+                    return
+                wait_s = min(1.5 * wait_s, _MAX_POLL_S)
+            use(Sampling(**json.loads(store.get(_KEY))))
         except (RuntimeError, ValueError, OSError):
             return  # the store is gone: this rank continues as before, and the end of the recording reports it
-
-    def _listen(self, store: Store, use: Callable[[Sampling], None]) -> None:
-        wait_s = _FIRST_POLL_S
-        # Polls, because the store's own wait blocks other threads that use the store.
-        while not self._closed.is_set():
-            if store.check([_KEY]):
-                use(Sampling(**json.loads(store.get(_KEY))))
-                return
-            self._closed.wait(wait_s)
-            wait_s = min(1.5 * wait_s, _MAX_POLL_S)

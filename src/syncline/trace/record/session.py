@@ -1,7 +1,17 @@
-"""The functions that start and stop a recording: `with recording(model, optimizer): ...`, or `start()` and `stop()`."""
+"""The functions that start and stop a recording: `with recording(model, optimizer): ...`, or `start()` and `stop()`.
 
+`SYNCLINE_TRACE=path`, and optionally `SYNCLINE_TRACE_EVERY=n`, record without a change to the script. An attached model
+is then recorded from its first step on. A script that imports Syncline and trains otherwise is recorded from its second
+step on: the first one shows that this process trains, which a data loader's worker does not.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +23,10 @@ from syncline.trace.record.recording import Recording
 
 FOLDER = "syncline-trace"
 FILE = "trace.json.gz"
+PATH, EVERY = "SYNCLINE_TRACE", "SYNCLINE_TRACE_EVERY"
 
 _latest: Recording | None = None
+_ignored = False
 
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -87,6 +99,32 @@ def recording(
     started.stop()
 
 
+def start_if_requested() -> None:
+    """Start a recording if the variable is set; called when `syncline` is imported and when a model is attached."""
+    if _ignored or not os.environ.get(PATH) or current() is not None:
+        return
+    start(os.environ[PATH], every=_every()).on_start = _stop_at_child_exit
+    atexit.register(_stop_at_exit)
+
+
+def record_attached(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Record a model that was attached, if the variable is set."""
+    if _ignored or not os.environ.get(PATH):
+        return
+    start_if_requested()
+    if running := current():
+        running.add([model], optimizers)
+
+
+def ignore_variables() -> None:
+    """Ignore the variables in this process: the ranks of `syncline train` record anyway."""
+    global _ignored
+    _ignored = True
+    running = current()
+    if running is not None and not running.started:
+        running.stop()
+
+
 def _as_list(given: Any, kind: type, what: str) -> list[Any]:
     values = [] if given is None else [given] if isinstance(given, kind) else list(given)
     for value in values:
@@ -98,3 +136,31 @@ def _as_list(given: Any, kind: type, what: str) -> list[Any]:
 def _trace_file(path: str | Path | None) -> Path:
     asked = Path(path or FOLDER)
     return asked if asked.name.endswith((".json", ".json.gz")) else asked / FILE
+
+
+def _every() -> int | None:
+    text = os.environ.get(EVERY, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"{EVERY}={text}: give the sampling interval as a number, 1 (all steps) or more")
+    return int(text)
+
+
+def _stop_at_child_exit() -> None:
+    """Forked processes of `multiprocessing` exit without `atexit`, so they stop the recording in a finalizer."""
+    if multiprocessing.parent_process() is None:
+        return
+
+    def stop_child() -> None:
+        error = sys.exc_info()[1]
+        if running := current():
+            running.stop_quietly(None if isinstance(error, SystemExit) else error)
+
+    Finalize(None, stop_child, exitpriority=0)
+
+
+def _stop_at_exit() -> None:
+    if running := current():
+        # The error that ends the script was printed before this.
+        running.stop_quietly(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))

@@ -16,8 +16,8 @@ from syncline.trace import Recorder
 from syncline.trace.merge.clocks import host_id
 from syncline.trace.merge.merge import Part
 from syncline.trace.record.cpu_time import available_cores
-from syncline.trace.record.environment import ignore_variables
 from syncline.trace.record.overhead import recording_cost
+from syncline.trace.record.session import ignore_variables
 from syncline.train.checkpoint.files import cut_logs
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import seed_all
