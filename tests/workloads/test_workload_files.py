@@ -11,8 +11,8 @@ import torch
 
 from syncline.errors import UsageError
 from syncline.train.data import cifar
+from syncline.train.data.cifar import fetch
 from syncline.train.data.fashion_mnist import DEBIAN, read_idx
-from syncline.train.data.fetch import fetch
 from syncline.train.data.images import crop_and_flip
 from syncline.train.workload import build
 

@@ -90,23 +90,17 @@ def measure_clocks(group: dist.ProcessGroup | None = None, *, now: Now = time.pe
     both clocks of a rank to `with_drift`.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    # Doubles hold nanoseconds exactly for a hundred days. Clocks count from boot, so `at` is sent as an integer.
-    found = torch.zeros(world, 2, dtype=torch.float64)
-    times = torch.zeros(world, dtype=torch.int64)
+    found = torch.zeros(world, 3, dtype=torch.int64)  # offset and error in half nanoseconds, and the time
     if rank == 0:
         for peer in range(1, world):
             trips = _make_trips(peer, group, now)
-            found[peer, 0], found[peer, 1] = clock_offset(trips)
-            times[peer] = trips[-1].answered
+            offset, error = clock_offset(trips)
+            found[peer] = torch.tensor([round(2 * offset), round(2 * error), trips[-1].answered])
     else:
         _answer_trips(group, now)
     if world > 1:
         dist.broadcast(found, group=group, group_src=0)
-        dist.broadcast(times, group=group, group_src=0)
-    return [
-        Clock(offset, 0.0, error, at)
-        for (offset, error), at in zip(found.tolist(), times.tolist(), strict=True)
-    ]  # fmt: skip
+    return [Clock(offset / 2, 0.0, error / 2, at) for offset, error, at in found.tolist()]
 
 
 def _make_trips(peer: int, group: dist.ProcessGroup | None, now: Now) -> list[RoundTrip]:

@@ -90,7 +90,7 @@ class RecordingGroup(dist.ProcessGroup):
         unit = f"used parameters{self._suffix}"
         is_bucket = tensor.is_floating_point() or tensor.is_complex()
         if is_bucket:
-            unit = _numbered(hooks.bucket_counts, "bucket", self._suffix)
+            unit = f"bucket {next(hooks.bucket_numbers[self._suffix])}{self._suffix}"
         start = recorder.mark("exchange")
         if is_bucket:
             hooks.last_gradient = start  # the last bucket starts when the last gradient is computed
@@ -125,12 +125,6 @@ def _group_suffix(group: Any) -> str:
     return f" of group {name[:_GROUP_NAME_CHARACTERS]}"
 
 
-def _numbered(counts: dict[str, int], kind: str, suffix: str) -> str:
-    number = counts.get(suffix, 0)
-    counts[suffix] = number + 1
-    return f"{kind} {number}{suffix}"
-
-
 def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at: int) -> Callable[..., Any]:
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = hooks.recorder
@@ -144,7 +138,7 @@ def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at:
         candidates = given if isinstance(given, list | tuple) else [given]
         tensors = [tensor for tensor in candidates if isinstance(tensor, Tensor)]
         suffix = _group_suffix(group)
-        unit = _numbered(hooks.collective_counts, "collective", suffix)
+        unit = f"collective {next(hooks.collective_numbers[suffix])}{suffix}"
         size = sum(tensor.nbytes for tensor in tensors)
         hooks.enter_collective()
         step, start = recorder.step, recorder.mark("exchange")

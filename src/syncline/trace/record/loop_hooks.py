@@ -4,8 +4,10 @@ A step lasts from the end of one `optimizer.step()` to the end of the next, so t
 no state that must come in pairs: after an exception in the loop nothing is left half open.
 """
 
+import itertools
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -47,10 +49,10 @@ class LoopHooks:
         """Whether the loop's loader is wrapped, so that data time need not be guessed."""
         self.on_step_end: Callable[[], None] | None = None
         """Called once, at the end of the next step."""
-        self.bucket_counts: dict[str, int] = {}
-        """DDP buckets of the current backward pass by process group."""
-        self.collective_counts: dict[str, int] = {}
-        """Collectives of the current step by process group."""
+        self.bucket_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        """Numbers DDP's buckets of the current backward pass, for each process group."""
+        self.collective_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        """Numbers the collectives of the current step, for each process group."""
         self.exchanges_started = self.exchanges_ended = 0
         """Another thread counts ends, a little after they happen."""
         self._step_start: Mark = recorder.mark(STEP)
@@ -137,7 +139,7 @@ class LoopHooks:
         Only with a comm hook: otherwise the last bucket marks it. Callbacks run in the order in which they were queued,
         and the root's hook runs before all of DDP's.
         """
-        self.bucket_counts.clear()
+        self.bucket_numbers.clear()
         self.last_gradient = None
         if not self.has_comm_hook:
             return None
@@ -193,7 +195,7 @@ class LoopHooks:
         if recorder.enabled:
             self._idle_since_ns = now if isinstance(now, int) else time.perf_counter_ns()
         self._loss_start = self._backward_end = None
-        self.collective_counts.clear()
+        self.collective_numbers.clear()
         if self.on_step_end is not None:
             call, self.on_step_end = self.on_step_end, None
             call()

@@ -69,9 +69,9 @@ def _call_cost(kind: str, device: torch.device, has_comm_hook: bool) -> tuple[fl
     """
     hooks = LoopHooks(Recorder(device=device, start_clock=False))
     hooks.has_comm_hook = has_comm_hook
-    swept = torch.zeros((_UNIT_BYTES if kind == "span" else _PASS_BYTES) // 4)
     # The recording may end where gradients are off.
     with torch.inference_mode(False), torch.enable_grad():
+        swept = torch.zeros((_UNIT_BYTES if kind == "span" else _PASS_BYTES) // 4)
         call = _calls(hooks)[kind]
         call()
         spans, steps = hooks.recorder.counts()

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -75,15 +74,7 @@ class Recorder:
         return None if self._cuda is None else self._cuda.mark_completion(future, device, queue)
 
     def add(
-        self,
-        lane: str,
-        name: str,
-        start: Mark,
-        end: Mark,
-        *,
-        unit: str = "",
-        bytes: int = 0,
-        step: int = -1,
+        self, lane: str, name: str, start: Mark, end: Mark, *, unit: str = "", bytes: int = 0, step: int = -1
     ) -> None:
         """Add a span between two marks; `step` defaults to the current one.
 
@@ -180,9 +171,7 @@ class SpanBlock:
         self.start = self.recorder.mark(self.lane)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end = self.recorder.mark(self.lane)
         self.recorder.add(self.lane, self.name, self.start, end, unit=self.unit, bytes=self.bytes)
 

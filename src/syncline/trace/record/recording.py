@@ -63,7 +63,10 @@ class Recording:
         return self._hooks is not None
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Record these as well; a step ends with the last optimizer's step."""
+        """Record these as well; a step ends with the last optimizer's step.
+
+        Without models, those that the loop calls in the current step are recorded.
+        """
         parameters = [p for model in models for p in model.parameters()]
         parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
         if not parameters and self._hooks is None:
@@ -73,11 +76,8 @@ class Recording:
             self._add_model(model)
         for optimizer in optimizers:
             hooks.set_last_optimizer(optimizer)
-
-    def find_models(self) -> None:
-        """Record the models that the loop calls in the current step."""
-        if self._hooks is not None:
-            find_models(self._hooks, self._add_model)
+        if not models:
+            find_models(hooks, self._add_model)
 
     def data(self, loader: Iterable[Any]) -> TimedLoader:
         """The same loader with each batch's time recorded: `for x, y in recording.data(loader)`."""
@@ -122,7 +122,7 @@ class Recording:
     def _finish(self, hooks: LoopHooks, error: BaseException | None) -> RankRecording:
         """This rank's spans and metadata."""
         recorder = hooks.recorder
-        recorder.rank = dist.get_rank() if _in_group() else self._rank
+        recorder.rank = dist.get_rank() if dist.is_initialized() else self._rank
         every = hooks.sampling.effective_interval(recorder.step)
         part = Part(
             recorder.rank,
@@ -136,7 +136,7 @@ class Recording:
         return RankRecording(part, text, tuple(hooks.notes))
 
     def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
-        in_group = _in_group()
+        in_group = dist.is_initialized()
         attached = any(span.lane == "encode" for span in recording.part.spans)
         metadata: dict[str, Any] = {"strategy": "syncline" if attached else "ddp" if hooks.uses_ddp else "loop"}
         if in_group:
@@ -165,20 +165,19 @@ class Recording:
             hooks.sampling = Sampling(self.every)
         hooks.loader_is_timed = self._loader_is_timed
         hooks.install()
-        if dist.is_available():
-            hook_collectives(hooks)
+        hook_collectives(hooks)
         self._hooks = hooks
         self.on_start()
         return hooks
 
     def _remember_rank(self) -> None:
         """Store rank and world size: the process group may be gone when the recording stops."""
-        if _in_group():
+        if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
 
     def _share_sampling(self, mine: Sampling) -> None:
         """Use rank 0's sampling on all ranks, so that their waits can be matched; alone, this process's."""
-        several = _in_group() and dist.get_world_size() > 1
+        several = dist.is_initialized() and dist.get_world_size() > 1
         decides = not several or dist.get_rank() == 0
         if decides:
             self.use_sampling(mine)
@@ -194,8 +193,7 @@ class Recording:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if parameters:
-            self._start(parameters[0].device)
-            self.find_models()
+            find_models(self._start(parameters[0].device), self._add_model)
 
     def _add_model(self, model: nn.Module) -> None:
         known = self._models.get(id(model))
@@ -209,7 +207,3 @@ class Recording:
         if group is None or group is dist.group.WORLD:
             self.stop_quietly(sys.exc_info()[1])
         return destroy(group, **kwargs)
-
-
-def _in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()

@@ -63,8 +63,6 @@ def start(
     _latest = started = Recording(_trace_file(path), every=every, timeout_s=timeout, parts=parts)
     if models or optimizers:
         started.add(models, optimizers)
-    if optimizers and not models:
-        started.find_models()
     return started
 
 

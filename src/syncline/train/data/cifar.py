@@ -1,6 +1,15 @@
-"""CIFAR-10 and CIFAR-100 from the binary archives (`.tar.gz`, or extracted `.bin` files). Nothing is unpickled."""
+"""CIFAR-10 and CIFAR-100 from the binary archives (`.tar.gz`, or extracted `.bin` files). Nothing is unpickled.
 
+An archive is downloaded only on request: checked and moved into place; ranks of a machine share it.
+"""
+
+import fcntl
+import hashlib
+import os
 import tarfile
+import tempfile
+import urllib.error
+import urllib.request
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +19,10 @@ from torch import Tensor
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need, data
-from syncline.train.data.fetch import cache_folder, fetch
 from syncline.train.data.images import StoredImages
 
 _PIXELS = 3 * 32 * 32
+_MAX_DOWNLOAD = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -139,3 +148,41 @@ def _records(body: bytes, kind: _Set, name: str) -> tuple[Tensor, Tensor]:
     if int(labels.max()) >= kind.classes:
         raise UsageError(f"{name} is damaged: label {int(labels.max())} of {kind.classes}; fetch it again")
     return rows[:, kind.label_bytes :].reshape(-1, 3, 32, 32), labels
+
+
+def cache_folder() -> Path:
+    """The default folder for data: `$XDG_CACHE_HOME/syncline`, else `~/.cache/syncline`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "syncline"
+
+
+def fetch(url: str, target: Path, *, sha256: str, timeout: float = 30) -> None:
+    """Download `url` to `target` unless it is there; a failure or a wrong checksum is a `UsageError`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        # Several ranks call this at once: the first downloads, the others wait and find the file.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            _download(url, target, sha256, timeout)
+
+
+def _download(url: str, target: Path, sha256: str, timeout: float) -> None:
+    digest, size = hashlib.sha256(), 0
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.") as partial:
+        try:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:  # noqa: S310 (our own https address)
+                while chunk := answer.read(1 << 20):
+                    size += len(chunk)
+                    if size > _MAX_DOWNLOAD:
+                        raise UsageError(f"{url} sends more than {_MAX_DOWNLOAD >> 30} GiB: not what was expected")
+                    digest.update(chunk)
+                    partial.write(chunk)
+        except (urllib.error.URLError, OSError) as error:
+            raise UsageError(
+                f"cannot download {url} ({error}): fetch it where there is a network, and put it at {target}"
+            ) from error
+        if digest.hexdigest() != sha256:
+            raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}: it was deleted")
+        partial.flush()
+        # The temporary name goes away with the block; a link of the finished file stays, in one step.
+        os.link(partial.name, target)

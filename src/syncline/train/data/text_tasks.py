@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from syncline.train.data.base import Batch
-from syncline.train.data.corpus import END, MASK, PADDING, SPECIAL, START
 from syncline.train.data.counter import bits, uniform
 
+PADDING, UNKNOWN, START, END, MASK = range(5)
+SPECIAL = 5
 _NOT_ASKED = -100
 _MASKED = 0.15
 _LONGEST_ANSWER = 8

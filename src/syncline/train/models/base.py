@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ MODELS: Registry[Callable[..., Blueprint]] = Registry("model")
 class Task(nn.Module):
     """A module whose forward returns the loss of a batch, and which can count right answers."""
 
-    def correct(self, *batch: Tensor) -> tuple[Tensor, int]:
+    def correct(self, *batch: Any, **_: Any) -> tuple[Tensor, int]:
         """The number of right answers in a batch, and the number of answers."""
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class Classifier(Task):
         """The mean cross-entropy of the batch."""
         return F.cross_entropy(self.net(images), labels)
 
-    def correct(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def correct(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """Images whose highest score is their label's."""
         return (self.net(images).argmax(1) == labels).sum(), len(labels)
 

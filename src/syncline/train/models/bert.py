@@ -105,7 +105,7 @@ class Classification(Task):
         """The mean cross-entropy."""
         return F.cross_entropy(self.logits(tokens, segments), labels)
 
-    def correct(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def correct(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """Texts put in the right class."""
         return (self.logits(tokens, segments).argmax(1) == labels).sum(), len(labels)
 
@@ -128,9 +128,7 @@ class QuestionAnswering(Task):
         first, last = self.logits(tokens, segments)
         return (F.cross_entropy(first, start) + F.cross_entropy(last, end)) / 2
 
-    def correct(  # type: ignore[override]
-        self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor
-    ) -> tuple[Tensor, int]:
+    def correct(self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, int]:
         """Exact matches: both ends right."""
         first, last = self.logits(tokens, segments)
         return ((first.argmax(1) == start) & (last.argmax(1) == end)).sum(), len(tokens)
@@ -162,9 +160,7 @@ class Pretraining(Task):
         follows = self.follows(torch.tanh(self.pooler(hidden[:, 0])))
         return words + F.cross_entropy(follows, random_next)
 
-    def correct(  # type: ignore[override]
-        self, tokens: Tensor, segments: Tensor, targets: Tensor, random_next: Tensor
-    ) -> tuple[Tensor, int]:
+    def correct(self, tokens: Tensor, segments: Tensor, targets: Tensor, random_next: Tensor) -> tuple[Tensor, int]:
         """Masked words that were guessed."""
         hidden = self.encoder(tokens, segments)
         return token_accuracy(self.words(hidden), targets, ignore=_NOT_ASKED)

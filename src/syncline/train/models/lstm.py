@@ -44,7 +44,7 @@ class LanguageModel(Task):
         """The mean cross-entropy of the next tokens."""
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), following.flatten())
 
-    def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:
         """Next tokens guessed."""
         return token_accuracy(self.logits(tokens), following, ignore=0)
 

@@ -25,10 +25,7 @@ class _Size:
 
 
 # `tiny` trains without dropout, so that every strategy computes the same losses.
-_SIZES = {
-    "tiny": _Size(64, 2, 4, 128, 2048, 32, 0.0),
-    "base": _Size(512, 6, 8, 2048, 33708, 64, 0.1),
-}
+_SIZES = {"tiny": _Size(64, 2, 4, 128, 2048, 32, 0.0), "base": _Size(512, 6, 8, 2048, 33708, 64, 0.1)}
 
 
 class _Layer(nn.Module):
@@ -88,7 +85,7 @@ class _LanguageModel(Task):
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), following.flatten())
 
-    def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:
         return token_accuracy(self.logits(tokens), following, ignore=_PADDING)
 
 
@@ -121,7 +118,7 @@ class _Translation(Task):
         # The mean of the sentences' means: equal shards then average to the whole batch's loss exactly.
         return (losses.sum(1) / (target != _PADDING).sum(1)).mean()
 
-    def correct(self, source: Tensor, shifted: Tensor, target: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def correct(self, source: Tensor, shifted: Tensor, target: Tensor) -> tuple[Tensor, int]:
         return token_accuracy(self.logits(source, shifted), target, ignore=_PADDING)
 
 

@@ -124,10 +124,7 @@ class DdpPowerSgd(Ddp):
 
     def state(self, context: Context) -> PowerSGDState:
         return PowerSGDState(
-            process_group=context.group,
-            matrix_approximation_rank=self.rank,
-            start_powerSGD_iter=2,
-            warm_start=True,
+            process_group=context.group, matrix_approximation_rank=self.rank, start_powerSGD_iter=2, warm_start=True
         )
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
