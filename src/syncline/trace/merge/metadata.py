@@ -37,13 +37,9 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "strategy": _is_text,
-    "backend": _is_text,
+    "strategy": lambda value: isinstance(value, str),
+    "backend": lambda value: isinstance(value, str),
     "world_size": lambda value: type(value) is int and 0 < value <= MAX_RANKS,
     "origin_ns": lambda value: type(value) is int,
     "clock_error_ns": _is_number,

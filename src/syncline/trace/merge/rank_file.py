@@ -156,10 +156,8 @@ def _head(text: str | None) -> Mapping[str, Any]:
 
 
 def _is_clock(value: Any) -> bool:
-    if value is None:
-        return True
     if not isinstance(value, dict) or value.keys() != {"offset", "drift", "error", "at"}:
-        return False
+        return value is None
     numbers = all(type(number) in (int, float) and abs(number) < MAX_TIME_NS for number in value.values())
     return numbers and type(value["at"]) is int
 

@@ -41,11 +41,6 @@ class RankRecording:
     notes: tuple[str, ...] = ()
     """What this rank could not record."""
 
-    @property
-    def rank(self) -> int:
-        """The rank."""
-        return self.part.rank
-
     def to_bytes(self) -> bytes:
         """As compressed JSON. The clock is measured later, by all ranks together."""
         part = {field.name: getattr(self.part, field.name) for field in fields(self.part) if field.name != "clock"}
@@ -73,10 +68,10 @@ def write_trace(
 ) -> WrittenTrace:
     """Merge the recordings of ranks into one trace file; its notes name the ranks that are missing."""
     merged = merge([recording.part for recording in recordings])
-    present = {recording.rank for recording in recordings}
+    present = {recording.part.rank for recording in recordings}
     notes = [f"rank {rank} did not arrive in time and is left out" for rank in range(world_size) if rank not in present]
-    notes += [f"rank {one.rank} ended with an error: {one.error}" for one in recordings if one.error]
-    notes += [f"rank {one.rank}: {text}" for one in recordings for text in one.notes]
+    notes += [f"rank {one.part.rank} ended with an error: {one.error}" for one in recordings if one.error]
+    notes += [f"rank {one.part.rank}: {text}" for one in recordings for text in one.notes]
     notes += merged.notes
     if len({recording.part.host for recording in recordings}) > 1 and merged.clock_error_ns is not None:
         notes.append(
@@ -98,7 +93,7 @@ def gather_trace(
     world = dist.get_world_size()
     try:
         store = recording_store(number)
-        if recording.rank == 0:
+        if recording.part.rank == 0:
             return receive(recording, store, path, world=world, timeout_s=timeout_s, metadata=metadata)
         return send(recording, store, path, world=world, timeout_s=timeout_s)
     except _STORE_ERRORS as error:
@@ -139,7 +134,7 @@ def receive(
         recordings.append(RankRecording.from_bytes(b"".join(store.get(key) for key in keys)))
         for key in keys:
             store.delete_key(key)
-    recordings = [replace(one, part=replace(one.part, clock=clocks[one.rank])) for one in recordings]
+    recordings = [replace(one, part=replace(one.part, clock=clocks[one.part.rank])) for one in recordings]
     try:
         written = write_trace(recordings, path, world_size=world, metadata=metadata)
     except OSError:
@@ -151,7 +146,7 @@ def receive(
 
 def send(mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s: float) -> WrittenTrace:
     """The other ranks' side: put the recording into the store, and wait until rank 0 has written the trace."""
-    rank, data = mine.rank, mine.to_bytes()
+    rank, data = mine.part.rank, mine.to_bytes()
     chunks: list[Any] = [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
     for index, chunk in enumerate(chunks):
         store.set(f"{rank}/{index}", chunk)

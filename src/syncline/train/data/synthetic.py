@@ -1,5 +1,6 @@
 """Random tensors of the right shape, made once, for timing only."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -35,13 +36,10 @@ class Synthetic:
 
 def _random(need: Need, count: int, seed: int) -> Batch:
     generator = torch.Generator("cpu").manual_seed(seed)
-    length = need.sequence
+    length, classes, side = need.sequence, need.classes or 0, need.image_size or 0
 
     def images() -> Tensor:
-        assert need.image_size
-        assert need.channels
-        shape = (count, need.channels, need.image_size, need.image_size)
-        return torch.randn(shape, generator=generator, device="cpu")
+        return torch.randn((count, need.channels or 0, side, side), generator=generator, device="cpu")
 
     def integers(high: int, *shape: int) -> Tensor:
         return torch.randint(0, high, (count, *shape), generator=generator, device="cpu")
@@ -53,25 +51,21 @@ def _random(need: Need, count: int, seed: int) -> Batch:
     def segments() -> Tensor:
         return (torch.arange(length, device="cpu") >= length // 2).long().repeat(count, 1)
 
-    match need.task:
-        case "images":
-            assert need.classes
-            return images(), integers(need.classes)
-        case "unpaired":
-            return images().tanh(), images().tanh()
-        case "lm":
-            return tokens(), tokens()
-        case "translation":
-            return tokens(), tokens(), tokens()
-        case "pretraining":
-            masked = torch.rand((count, length), generator=generator, device="cpu") < 0.15
-            masked[:, 0] = True
-            return tokens(), segments(), tokens().masked_fill(~masked, -100), integers(2)
-        case "text-classes":
-            assert need.classes
-            return tokens(), segments(), integers(need.classes)
-        case _:
-            return tokens(), segments(), integers(length), integers(length)
+    def pretraining() -> Batch:
+        masked = torch.rand((count, length), generator=generator, device="cpu") < 0.15
+        masked[:, 0] = True
+        return tokens(), segments(), tokens().masked_fill(~masked, -100), integers(2)
+
+    batches: dict[str, Callable[[], Batch]] = {
+        "images": lambda: (images(), integers(classes)),
+        "unpaired": lambda: (images().tanh(), images().tanh()),
+        "lm": lambda: (tokens(), tokens()),
+        "translation": lambda: (tokens(), tokens(), tokens()),
+        "pretraining": pretraining,
+        "text-classes": lambda: (tokens(), segments(), integers(classes)),
+        "qa": lambda: (tokens(), segments(), integers(length), integers(length)),
+    }
+    return batches[need.task]()
 
 
 @data("synthetic", tasks=TASKS)

@@ -59,14 +59,12 @@ def _frame(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _language_model(windows: Windows, indices: Tensor, epoch: int) -> Batch:
-    del epoch
     tokens = windows.tokens(indices)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def _origin(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """The group of the text that a window comes from."""
-    del epoch
     return *_frame([windows.tokens(indices)]), windows.labels[indices]
 
 
@@ -113,7 +111,6 @@ def _question(windows: Windows, indices: Tensor, epoch: int) -> Batch:
 
 def _translation(windows: Windows, indices: Tensor, epoch: int) -> Batch:
     """Translation into an invented language: each word is replaced by a fixed other one, neighbours are swapped."""
-    del epoch
     source = windows.tokens(indices)
     n, most = source.shape
     # Lengths from half to full, even, so that padding occurs and every word has its neighbour.

@@ -55,7 +55,6 @@ def lstm(*, size: str = "tiny") -> Blueprint:
     chosen = choose("size", size, _SIZES)
 
     def build(data: Data) -> Built:
-        del data
         return one_phase(LanguageModel(chosen), optimizer=f"adam(lr={0.0005 if size == 'paper' else 0.01})")
 
     need = Need("lm", vocabulary=chosen.vocabulary, sequence=chosen.sequence)

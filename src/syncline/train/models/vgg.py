@@ -1,6 +1,8 @@
 """VGG: the course's VGG-11 for 32x32 images, with BatchNorm, and the published VGG-19 for 224x224."""
 
-from torch import Tensor, nn
+from collections import OrderedDict
+
+from torch import nn
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need
@@ -24,15 +26,8 @@ def _features(layout: tuple[int, ...], channels: int, *, width: float, norm: boo
     return nn.Sequential(*parts)
 
 
-class _VGG(nn.Module):
-    def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
-        super().__init__()
-        self.features = features
-        self.classifier = classifier
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(images).flatten(1))
-        return logits
+def _vgg(features: nn.Module, head: nn.Module) -> nn.Module:
+    return nn.Sequential(OrderedDict(features=features, flatten=nn.Flatten(), classifier=head))
 
 
 @MODELS.register("vgg11")
@@ -44,7 +39,7 @@ def vgg11(*, width: float = 1.0, norm: bool = True) -> Blueprint:
         if rest:
             raise UsageError(f"vgg11 needs images whose side is a multiple of 32, not {data.image_size}")
         features = _features(_VGG11, data.channels, width=width, norm=norm)
-        return _VGG(features, nn.Linear(scaled(width, 512) * cells**2, data.classes))
+        return _vgg(features, nn.Linear(scaled(width, 512) * cells**2, data.classes))
 
     return classifier(net, optimizer="sgd(lr=0.01, momentum=0.9, weight_decay=0.0001)")
 
@@ -71,7 +66,7 @@ def vgg19(*, width: float = 1.0, dropout: float = 0.5) -> Blueprint:
                 nn.init.normal_(module.weight, 0, 0.01)
             if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        return _VGG(features, head)
+        return _vgg(features, head)
 
     need = Need("images", image_size=224, classes=1000)
     return classifier(net, need=need, data="synthetic", optimizer="sgd(lr=0.01, momentum=0.9)")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from syncline.errors import UsageError
 from syncline.registry import Registry
@@ -43,7 +44,7 @@ class Synchroniser:
     This base is training alone: nothing is exchanged.
     """
 
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: Optimizer | None = None
     """The optimizer that the loop steps; None for the one that was given to `attach`."""
     warm_up_steps = 2
     """Steps to skip before bytes per step are measured: PowerSGD's hook sends its first two gradients dense."""
@@ -103,9 +104,7 @@ class Strategy:
     resumable = True
     """False where a checkpoint cannot hold the strategy's state."""
 
-    def attach(
-        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
-    ) -> Synchroniser:
+    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         """Bind a phase's module, and its optimizer where the strategy needs it, to this strategy on this rank."""
         return type(self).synchroniser(module, context)
 

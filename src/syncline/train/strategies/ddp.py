@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from syncline._compat import GradBucket
 from syncline.errors import UsageError
@@ -86,9 +87,7 @@ class Ddp(RingTrafficStrategy):
         """The state that torch's hook takes."""
         return context.group
 
-    def attach(
-        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
-    ) -> Synchroniser:
+    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         return _Ddp(module, context, self)
 
 

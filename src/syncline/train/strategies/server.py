@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from syncline.errors import UsageError
 from syncline.train.strategies.base import (
@@ -68,9 +69,7 @@ class Server(Strategy):
         self.servers = servers
         self.part_bytes = max(1, int(part_mb * 2**20))
 
-    def attach(
-        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
-    ) -> Synchroniser:
+    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         return _Worker(module, context, servers=self.servers, part_bytes=self.part_bytes)
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
@@ -121,9 +122,7 @@ class Syncline(Strategy):
         dense = str(self.codec) == "none" and self.carrier.text == "allreduce"
         self.formula = "2(N-1)/N*S at most" if self.auto else "2(N-1)/N*S" if dense else "the codec's bytes"
 
-    def attach(
-        self, module: nn.Module, context: Context, optimizer: torch.optim.Optimizer | None = None
-    ) -> Synchroniser:
+    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         chosen: dict[str, Any] = {"compress": str(self.codec), "exchange": str(self.carrier)}
         if self.auto:
             chosen = {"compress": self.compress}
