@@ -106,9 +106,11 @@ def measure_clocks(group: dist.ProcessGroup | None = None, *, now: Now = time.pe
 def _make_trips(peer: int, group: dist.ProcessGroup | None, now: Now) -> list[RoundTrip]:
     trips: list[RoundTrip] = []
     command, stamps = torch.full((1,), _CONTINUE), torch.zeros(2, dtype=torch.int64)
-    started = time.perf_counter_ns()
+    until = time.perf_counter_ns() + _BUDGET_NS
     # A slow round trip does no harm, since only the best bounds count.
-    while len(trips) < _MIN_TRIPS or _needs_more(trips, time.perf_counter_ns() - started):
+    while len(trips) < _MIN_TRIPS or (
+        len(trips) < _MAX_TRIPS and time.perf_counter_ns() < until and clock_offset(trips)[1] > _GOOD_ERROR_NS
+    ):
         sent = now()
         dist.send(command, group=group, group_dst=peer, tag=_TAG)
         dist.recv(stamps, group=group, group_src=peer, tag=_TAG)
@@ -117,10 +119,6 @@ def _make_trips(peer: int, group: dist.ProcessGroup | None, now: Now) -> list[Ro
         trips.append(RoundTrip(sent, received, answered, returned))
     dist.send(command.fill_(_END), group=group, group_dst=peer, tag=_TAG)
     return trips
-
-
-def _needs_more(trips: Sequence[RoundTrip], spent_ns: int) -> bool:
-    return len(trips) < _MAX_TRIPS and spent_ns < _BUDGET_NS and clock_offset(trips)[1] > _GOOD_ERROR_NS
 
 
 def _answer_trips(group: dist.ProcessGroup | None, now: Now) -> None:

@@ -47,6 +47,8 @@ class LoopHooks:
         """What could not be recorded, for the trace."""
         self.loader_is_timed = False
         """Whether the loop's loader is wrapped, so that data time need not be guessed."""
+        self.last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        """A step of the loop ends with this optimizer's step."""
         self.on_step_end: Callable[[], None] | None = None
         """Called once, at the end of the next step."""
         self.bucket_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -60,7 +62,6 @@ class LoopHooks:
         self._loss_start: Mark = None
         self._backward_end: Mark = None
         self._backward_depth = 0
-        self._last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._update_starts: dict[int, Mark] = {}
         self.cleanup = ExitStack()
         """Closing it removes all hooks."""
@@ -75,10 +76,6 @@ class LoopHooks:
         until = time.monotonic() + _COMPLETION_WAIT_S
         while self.exchanges_ended < self.exchanges_started and time.monotonic() < until:
             time.sleep(0.001)
-
-    def set_last_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the loop ends with this optimizer's step."""
-        self._last_optimizer = weakref.ref(optimizer)
 
     # Called by hooks:
 
@@ -170,9 +167,9 @@ class LoopHooks:
             recorder.add("update", "update", self._update_starts.pop(id(optimizer), None), recorder.mark("update"))
             self.counts["update"] += 1
             self._idle_since_ns = time.perf_counter_ns()  # another optimizer's forward pass may follow
-        last = None if self._last_optimizer is None else self._last_optimizer()
+        last = None if self.last_optimizer is None else self.last_optimizer()
         if last is None:
-            self.set_last_optimizer(optimizer)
+            self.last_optimizer = weakref.ref(optimizer)
         if last is None or last is optimizer:
             self._end_step()
 

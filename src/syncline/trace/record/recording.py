@@ -74,8 +74,8 @@ class Recording:
         hooks = self._hooks or self._start(parameters[0].device)
         for model in models:
             self._add_model(model)
-        for optimizer in optimizers:
-            hooks.set_last_optimizer(optimizer)
+        if optimizers:
+            hooks.last_optimizer = weakref.ref(optimizers[-1])
         if not models:
             find_models(hooks, self._add_model)
 

@@ -70,7 +70,12 @@ def read_idx(path: Path, *, dimensions: int) -> Tensor:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
-            shape = _shape(file.read(4 + 4 * dimensions), path, dimensions)
+            head = file.read(4 + 4 * dimensions)
+            if len(head) != 4 + 4 * dimensions or head[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
+                raise UsageError(f"{path} is not an IDX file of bytes with {dimensions} dimensions: fetch it again")
+            shape = struct.unpack(f">{dimensions}I", head[4:])
+            if min(shape) < 1 or prod(shape) > _MAX_BYTES:
+                raise UsageError(f"{path} announces the shape {shape}: 1 byte to {_MAX_BYTES >> 30} GiB is expected")
             # One byte more than announced shows a file that is too long.
             body = file.read(prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -79,12 +84,3 @@ def read_idx(path: Path, *, dimensions: int) -> Tensor:
         more = "more" if len(body) > prod(shape) else f"only {len(body)}"
         raise UsageError(f"{path} is damaged: its header says {prod(shape)} bytes, it has {more}; fetch it again")
     return torch.frombuffer(bytearray(body), dtype=torch.uint8).view(shape)
-
-
-def _shape(head: bytes, path: Path, dimensions: int) -> tuple[int, ...]:
-    if len(head) != 4 + 4 * dimensions or head[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
-        raise UsageError(f"{path} is not an IDX file of bytes with {dimensions} dimensions: fetch it again")
-    shape = struct.unpack(f">{dimensions}I", head[4:])
-    if min(shape) < 1 or prod(shape) > _MAX_BYTES:
-        raise UsageError(f"{path} announces the shape {shape}: 1 byte to {_MAX_BYTES >> 30} GiB is expected")
-    return shape

@@ -29,9 +29,7 @@ class StoredImages:
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
         """The samples at `indices`, normalised."""
         images = self.images[indices].to(torch.float32) / 255.0
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, device="cpu").view(shape)
-        deviation = torch.tensor(self.deviation, device="cpu").view(shape)
+        mean, deviation = (torch.tensor(v, device="cpu").view(1, -1, 1, 1) for v in (self.mean, self.deviation))
         if self.augment:
             images = crop_and_flip(images, bits(self.seed, 64 + epoch, indices, 3))
         return (images - mean) / deviation, self.labels[indices]

@@ -94,7 +94,8 @@ def _read_corpus(path: str | None, *, tokens: str, vocabulary: int, megabytes: f
         raise UsageError(f"text(tokens=bytes) needs a model of {SPECIAL + 256} words or more, not {vocabulary}")
     texts = _read(path, round(megabytes * 1_000_000))
     if tokens == "bytes":
-        return {name: _bytes(text) for name, text in texts.items()}
+        raw = {name: bytearray(text.encode("utf-8", errors="replace")) for name, text in texts.items()}
+        return {name: torch.frombuffer(body, dtype=torch.uint8).long() + SPECIAL for name, body in raw.items()}
     words = {name: _WORD.findall(text) for name, text in texts.items()}
     counts = Counter(chain.from_iterable(words.values()))
     # By frequency, then by the alphabet: the same numbers on every rank and in every process.
@@ -105,11 +106,6 @@ def _read_corpus(path: str | None, *, tokens: str, vocabulary: int, megabytes: f
         for name, group in words.items()
         if group
     }
-
-
-def _bytes(text: str) -> Tensor:
-    raw = bytearray(text.encode("utf-8", errors="replace"))
-    return torch.frombuffer(raw, dtype=torch.uint8).long() + SPECIAL
 
 
 def _read(path: str | None, limit: int) -> dict[str, str]:
