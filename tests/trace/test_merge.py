@@ -146,7 +146,7 @@ def test_a_broken_line_ends_the_file(folder):
     path.write_bytes(gzip.compress(b"".join(lines)))
     merged = merge_folder(folder)
     assert counts(merged)[1] == 9
-    assert "is broken in line 11 (a value has the wrong type): 9 spans are kept" in merged.notes[0]
+    assert "is broken in line 11 (a value is missing or has the wrong type): 9 spans are kept" in merged.notes[0]
 
 
 def test_a_rank_with_two_files_counts_once(folder):

@@ -26,7 +26,7 @@ MAX_TIME_NS = 1 << 62
 """Limit of times that are read from files: more than a century in nanoseconds."""
 MAX_COUNT = 1 << 53
 """Limit of steps and bytes that are read from files: JSON numbers are exact up to here."""
-_ROW_TYPES = (str, str, str, int, int, int, int)
+_ROW_TYPES = [str, str, str, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,8 @@ class Span:
     @classmethod
     def from_untrusted_row(cls, rank: int, row: Any) -> "Span":
         """The same for a file that may hold anything; `ValueError` says what is wrong."""
-        if not isinstance(row, list) or len(row) != len(_ROW_TYPES):
-            raise ValueError("expected a list of seven values")
-        if any(type(value) is not kind for value, kind in zip(row, _ROW_TYPES, strict=True)):
-            raise ValueError("a value has the wrong type")
+        if not isinstance(row, list) or [type(value) for value in row] != _ROW_TYPES:
+            raise ValueError("a value is missing or has the wrong type")
         lane, _, _, step, start, end, size = row
         if lane not in LANES and lane != STEP:
             raise ValueError("unknown lane")

@@ -8,7 +8,6 @@ from syncline.trace.span import MAX_TIME_NS
 
 MAX_RANKS = 1 << 20
 """Limit of ranks and world sizes that are read from files."""
-_MIN_BANDWIDTH, _MAX_BANDWIDTH = 1, 1e15  # bits per second
 
 
 def checked_metadata(content: Any) -> dict[str, Any]:
@@ -43,6 +42,6 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "world_size": lambda value: type(value) is int and 0 < value <= MAX_RANKS,
     "origin_ns": lambda value: type(value) is int,
     "clock_error_ns": _is_number,
-    "bandwidth": lambda value: _is_number(value) and _MIN_BANDWIDTH <= value <= _MAX_BANDWIDTH,
+    "bandwidth": lambda value: _is_number(value) and 1 <= value <= 1e15,  # bits per second
     "prediction_ms": lambda value: _is_number(value) and value > 0,
 }

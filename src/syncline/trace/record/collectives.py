@@ -54,23 +54,17 @@ def hook_ddp_buckets(hooks: LoopHooks, model: nn.Module) -> None:
         if isinstance(module, DistributedDataParallel):
             hooks.uses_ddp = True
             hooks.has_comm_hook = hooks.has_comm_hook or has_comm_hook(module)
-            hooks.cleanup.callback(_hook_reducer(hooks, module))
+            group = module.process_group
+            recording = RecordingGroup(hooks, group)
+            reducer_group(module, recording)
+            # The reducer does not keep the Python object of a group alive, so the callback does.
+            hooks.cleanup.callback(_restore_group, weakref.ref(module), group, recording)
 
 
-def _hook_reducer(hooks: LoopHooks, module: Any) -> Callable[[], None]:
-    group = module.process_group
-    recording = RecordingGroup(hooks, group)
-    reducer_group(module, recording)
-    # The reducer does not keep the Python object of a group alive.
-    known, kept = weakref.ref(module), [recording]
-
-    def restore() -> None:
-        module = known()
-        if module is not None:
-            reducer_group(module, group)
-        kept.clear()
-
-    return restore
+def _restore_group(module: weakref.ref[nn.Module], group: Any, recording: "RecordingGroup") -> None:
+    living = module()
+    if living is not None:
+        reducer_group(living, group)
 
 
 class RecordingGroup(dist.ProcessGroup):

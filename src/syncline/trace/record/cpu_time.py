@@ -17,8 +17,6 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 MAX_STEPS = 1_000_000
 """How many steps are kept; it bounds the memory of a long run."""
 
-_SCHEDSTAT_BYTES = 64
-
 
 class StepCpuTimes:
     """Rows `(step, cpu_ns, delay_ns)`: CPU time of the process, and time its thread was runnable but not running.
@@ -66,7 +64,7 @@ class StepCpuTimes:
                 # An open file reports the thread that opened it.
                 self.close()
                 self._file, self._thread = os.open(SCHEDSTAT, os.O_RDONLY), thread
-            delay = int(os.pread(self._file, _SCHEDSTAT_BYTES, 0).split()[1])
+            delay = int(os.pread(self._file, 64, 0).split()[1])
         except (OSError, ValueError, IndexError):
             return None
         return time.process_time_ns(), delay
