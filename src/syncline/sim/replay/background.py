@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncline.trace.merge.exchanges import Exchange
@@ -10,39 +10,44 @@ from syncline.trace.span import Span
 
 _PART = re.compile(r"\[\d+\]$")
 _BACKGROUND = frozenset({"encode", "exchange", "decode"})
-_KINDS = {lane: f"{lane} of units" for lane in (*_BACKGROUND, "update")}
 _REST = "others"  # the engine's update of parameters that are in no unit
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """One piece of background work; an exchange starts when its rank joined."""
 
     rank: int
     lane: str
-    name: str
     unit: str
     step: int
     start: int
     end: int
     bytes: int = 0
-    joined: int = 0
-    """When the last rank joined that was waited for."""
     service: int = 0
     """Nanoseconds from when an exchange had all its ranks and the network to its end; of other work, all its time."""
     busy_period: int = -1
     """Exchanges of a rank with the same number overlap: only together do they show a bandwidth."""
-    members: tuple["Work", ...] = field(default=(), repr=False, compare=False)
-    """The same exchange on all ranks, with this one."""
+    joins: Sequence["Work"] = field(default=(), repr=False)
+    """The same exchange on all ranks that it waits for, with this one."""
+    before: "Work | None" = field(default=None, repr=False)
+    """The exchange of its rank that had the network before it."""
     place: int = 0
     """Its index in the list of all work."""
-    base: str = ""
-    """The unit without the number of its part."""
+    after: Sequence[int] = ()
+    """It starts `lag` after the last of other work (`after`) and of `moments` of its rank's thread."""
+    moments: Sequence[int] = ()
+    lag: int = 0
 
     @property
     def kind(self) -> str:
         """Its lane's name, different from the training thread's lanes."""
-        return _KINDS[self.lane]
+        return f"{self.lane} of units"
+
+    @property
+    def base(self) -> str:
+        """The unit without the number of its part."""
+        return base_of(self.unit)
 
 
 def base_of(unit: str) -> str:
@@ -50,58 +55,47 @@ def base_of(unit: str) -> str:
     return _PART.sub("", unit)
 
 
-def exchanged_units(exchanges: Iterable[Exchange]) -> frozenset[str]:
-    """The units that are exchanged; updates of these units run in a worker, others on the training thread."""
-    return frozenset({base_of(exchange.unit) for exchange in exchanges} | {_REST})
+def split_background(spans: Sequence[Span], exchanges: Sequence[Exchange]) -> tuple[list[Work], list[Span]]:
+    """The background work of all ranks in the order of starts, and the spans of the training threads.
 
-
-def is_background(span: Span, units: frozenset[str]) -> bool:
-    """Whether a span is not part of the training thread's own time."""
-    return span.lane in _BACKGROUND or (span.lane == "update" and bool(span.unit) and base_of(span.unit) in units)
-
-
-def background_work(spans: Sequence[Span], exchanges: Sequence[Exchange], units: frozenset[str]) -> list[Work]:
-    """The background work of all ranks in the order of starts."""
-    work = [
-        Work(s.rank, s.lane, s.name, s.unit, s.step, s.start, s.end, s.bytes, s.start, s.end - s.start)
-        for s in spans
-        if s.lane != "exchange" and is_background(s, units)
-    ]
+    Updates of units that are exchanged run in a worker, other updates on the training thread.
+    """
+    units = {base_of(one.unit) for one in exchanges if any(member.transfer for member in one.members)} | {_REST}
+    work: list[Work] = []
+    own: list[Span] = []
+    for s in spans:
+        if s.lane not in _BACKGROUND and not (s.lane == "update" and s.unit and base_of(s.unit) in units):
+            own.append(s)
+        elif s.lane != "exchange":
+            work.append(Work(s.rank, s.lane, s.unit, s.step, s.start, s.end, s.bytes, s.end - s.start))
     for exchange in exchanges:
-        group = tuple(
-            Work(m.rank, "exchange", exchange.name, exchange.unit, exchange.step, m.joined, m.ended, m.bytes)
+        group = [
+            Work(m.rank, "exchange", exchange.unit, exchange.step, m.joined, m.ended, m.bytes)
             for m in exchange.members
             if m.transfer is not None
-        )
+        ]
         for one in group:
-            one.members = group
-            one.joined = max((other.start for other in group if other.start < one.end), default=one.start)
+            one.joins = [other for other in group if other.start < one.end]
         work += group
     work.sort(key=lambda w: (w.start, w.end, w.rank))
     for place, one in enumerate(work):
-        one.place, one.base = place, base_of(one.unit)
+        one.place = place
     _measure_service(work)
-    return work
-
-
-def network_order(work: Iterable[Work]) -> dict[int, list[Work]]:
-    """By rank: its exchanges that took time, in the order of their ends, in which they had the network."""
-    lines: dict[int, list[Work]] = defaultdict(list)
-    for one in work:
-        if one.lane == "exchange" and one.end > one.start:
-            lines[one.rank].append(one)
-    for line in lines.values():
-        line.sort(key=lambda w: (w.end, w.place))
-    return lines
+    return work, own
 
 
 def _measure_service(work: Sequence[Work]) -> None:
     """Of overlapping exchanges, each has the network once the one before has ended: services sum to its busy time."""
+    lines: dict[int, list[Work]] = defaultdict(list)
+    for one in sorted(work, key=lambda w: (w.end, w.place)):
+        if one.lane == "exchange" and one.end > one.start:
+            lines[one.rank].append(one)
     period = 0
-    for line in network_order(work).values():
-        before = 0
+    for line in lines.values():
+        before = None
         for one in line:
-            period += one.joined >= before
+            ready = max(other.start for other in one.joins)
+            period += before is None or ready >= before.end
             one.busy_period = period
-            one.service = one.end - max(one.joined, before)
-            before = one.end
+            one.service = one.end - (ready if before is None else max(ready, before.end))
+            one.before, before = before, one

@@ -13,13 +13,17 @@ STALL, OTHER = "stall", "other"
 
 @dataclass(slots=True)
 class Segment:
-    """A segment of the training thread; `blocker` is the work whose end ended a stall. Between steps, `step` is -1."""
+    """A segment of the training thread; `blocker` is the work whose end ended a stall. Between steps, `step` is -1.
+
+    `needs` are the places of work that must have ended before the thread continues after the segment.
+    """
 
     start: int
     end: int
     lane: str
     step: int
     blocker: Work | None = None
+    needs: Sequence[int] = ()
 
 
 class Thread:
@@ -32,7 +36,8 @@ class Thread:
         computed nothing and an exchange (or codec work) had not ended.
         """
         self._steps = sorted((s for s in spans if s.lane == STEP), key=lambda s: s.start)
-        self._bounds = [step.start for step in self._steps]
+        self.bounds = {step.step: (step.start, step.end) for step in self._steps}
+        """By step: when it starts and ends."""
         self._ended = sorted(background, key=lambda w: (w.end, w.place))
         self._ends = [work.end for work in self._ended]
         self.segments: list[Segment] = []
@@ -109,13 +114,11 @@ class Thread:
     def _append(self, start: int, end: int, lane: str, blocker: Work | None = None) -> None:
         """Add a segment, split where a step starts or ends."""
         while end > start:
-            at = bisect_right(self._bounds, start) - 1
+            at = bisect_right(self._steps, start, key=lambda s: s.start) - 1
             if at >= 0 and start < self._steps[at].end:
                 until, step = min(end, self._steps[at].end), self._steps[at].step
             else:
-                until, step = min([end, *self._bounds[at + 1 : at + 2]]), -1
-            if until < end and lane == STALL:
-                self.segments.append(Segment(start, until, OTHER, step))
-            else:
-                self.segments.append(Segment(start, until, lane, step, blocker))
+                until, step = min(end, *(s.start for s in self._steps[at + 1 : at + 2])), -1
+            stalled = lane == STALL and until < end
+            self.segments.append(Segment(start, until, OTHER if stalled else lane, step, None if stalled else blocker))
             start = until

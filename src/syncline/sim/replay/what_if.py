@@ -8,15 +8,13 @@ whom stays as recorded.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from syncline.errors import UsageError, unknown
 from syncline.sim.network import Network, fit
 from syncline.sim.replay.background import Work
-from syncline.sim.replay.graph import Graph, build_graph
-from syncline.sim.replay.run import Length, StepTimes, measured, run
+from syncline.sim.replay.graph import Graph, StepTimes, build_graph, run, step_times
 from syncline.sim.replay.training_thread import STALL
-from syncline.trace.merge.exchanges import Exchange, Member
 from syncline.trace.merge.merge import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
 
@@ -41,16 +39,16 @@ class Replay:
 
     def __init__(self, trace: Trace, *, first: int) -> None:
         """`first`: the first step that counts; the step before it is replayed too, if there is one."""
-        common = _common_steps(trace.spans)
+        ranks, common = _common_steps(trace.spans)
+        self.ranks = len(ranks)
         self.counted = tuple(step for step in common if step >= first)
         if len(self.counted) < FEWEST:
             raise UsageError(
                 f"{len(self.counted)} steady steps are in every rank's trace and {FEWEST} are needed: trace more steps"
             )
         earlier = [step for step in common if step < self.counted[0]]
-        kept = {*self.counted, *earlier[-1:]}
-        self.graph: Graph = build_graph(*_selected(trace, kept))
-        self.measured = measured(self.graph, self.counted)
+        self.graph: Graph = build_graph(trace, ranks=ranks, steps={*self.counted, *earlier[-1:]})
+        self.measured = step_times(self.graph, self.counted, lambda rank, time: time)
         if not self.measured.median:
             raise UsageError("the steps of the trace take no time, so it cannot be replayed: record it again")
         self.same = run(self.graph, self.counted)
@@ -59,11 +57,6 @@ class Replay:
         )
         self.network, self.notes = _network(self.graph)
         self.modelled = run(self.graph, self.counted, transfer=self._modelled)
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that have steps in the trace."""
-        return len(self.graph.threads)
 
     @property
     def error(self) -> float:
@@ -110,73 +103,65 @@ def _infinite(replay: Replay) -> tuple[StepTimes, str]:
 
 
 def _no_straggler(replay: Replay) -> tuple[StepTimes, str]:
-    change, excess = _without_stragglers(replay.graph)
-    steps = run(replay.graph, replay.counted, length=change)
+    factors, excess = _without_stragglers(replay.graph)
+    steps = run(replay.graph, replay.counted, factors=factors)
     if not excess:
         return steps, "no rank is slower than the typical one"
     (rank, lane), ms = max(excess.items(), key=lambda item: item[1])
     return steps, f"every rank as fast as the typical one; rank {rank} is {ms:.1f} ms per step slower in {lane}"
 
 
-def _without_stragglers(graph: Graph) -> tuple[Length, dict[tuple[int, str], float]]:
-    """Lengths for a replay without stragglers, and by (rank, lane) how many milliseconds per step they are shorter.
+def _without_stragglers(graph: Graph) -> tuple[dict[tuple[int, str, int], float], dict[tuple[int, str], float]]:
+    """Factors for a replay without stragglers, and by (rank, lane) how many milliseconds per step they save.
 
     In each lane the typical rank is the median one by its mean, of two the faster. A slower rank's longest step gets
     the length of the typical rank's longest, its second longest that of the second longest, and so on: jitter stays,
     and a delay in only some steps is removed like a delay in all of them.
     """
-    totals: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: {rank: {} for rank in graph.threads})
-    counted = sorted(set.intersection(*(set(steps) for steps in graph.steps.values())))
-    wanted = set(counted)
-    for rank, thread in graph.threads.items():
-        for (step, lane), segments in thread.of.items():
-            if lane != STALL and step in wanted:
-                totals[lane][rank][step] = sum(s.end - s.start for s in segments)
+    totals = _thread_times(graph)
     for work in graph.work:
-        if work.lane != "exchange" and work.step in wanted:
-            row = totals[work.kind][work.rank]
-            row[work.step] = row.get(work.step, 0) + work.end - work.start
+        if work.lane != "exchange":
+            totals[work.kind][work.rank, work.step] += work.service
+    counted = sorted(set.intersection(*(set(thread.bounds) for thread in graph.threads.values())))
     factors: dict[tuple[int, str, int], float] = {}
     excess: dict[tuple[int, str], float] = {}
-    for lane, ranks in totals.items():
-        rows = {rank: [row.get(step, 0) for step in counted] for rank, row in ranks.items()}
-        by_mean = sorted(rows, key=lambda rank: (sum(rows[rank]), rank))
-        typical = by_mean[(len(by_mean) - 1) // 2]
-        target = sorted(rows[typical])
-        for rank in by_mean[by_mean.index(typical) + 1 :]:
-            order = sorted(range(len(counted)), key=lambda n: (rows[rank][n], n))
+    for lane, times in totals.items():
+        rows = {rank: sorted((times[rank, step], step) for step in counted) for rank in graph.threads}
+        by_mean = sorted(rows, key=lambda rank: (sum(ns for ns, _ in rows[rank]), rank))
+        middle = (len(by_mean) - 1) // 2
+        for rank in by_mean[middle + 1 :]:
             saved = 0
-            for place, n in enumerate(order):
-                was = rows[rank][n]
-                if was > target[place]:
-                    factors[rank, lane, counted[n]] = target[place] / was
-                    saved += was - target[place]
+            for (ns, step), (typical, _) in zip(rows[rank], rows[by_mean[middle]], strict=True):
+                if ns > typical:
+                    factors[rank, lane, step] = typical / ns
+                    saved += ns - typical
             if saved:
                 excess[rank, lane] = saved / len(counted) / 1e6
-
-    def length(rank: int, lane: str, step: int, ns: float) -> float:
-        return ns * factors.get((rank, lane, step), 1.0)
-
-    return length, excess
+    return factors, excess
 
 
 def _perfect(replay: Replay) -> tuple[StepTimes, str]:
     """In each step the longest compute or network time of a rank; never more than the replay itself."""
-    busy: dict[tuple[int, int], float] = {}
-    network: dict[tuple[int, int], float] = {}
-    for rank, thread in replay.graph.threads.items():
-        for (step, lane), segments in thread.of.items():
-            if lane != STALL:
-                busy[rank, step] = busy.get((rank, step), 0.0) + sum(s.end - s.start for s in segments)
+    busy: Counter[tuple[int, int]] = sum(_thread_times(replay.graph).values(), Counter())
+    network: Counter[tuple[int, int]] = Counter()
     for work in replay.graph.work:
         if work.lane == "exchange":
-            network[work.rank, work.step] = network.get((work.rank, work.step), 0.0) + work.service
-    ranks = list(replay.graph.threads)
+            network[work.rank, work.step] += work.service
     rows = []
     for step, same in zip(replay.counted, replay.same.ms, strict=True):
-        most = max(max(busy.get((r, step), 0.0), network.get((r, step), 0.0)) for r in ranks)
+        most = max(max(busy[rank, step], network[rank, step]) for rank in replay.graph.threads)
         rows.append(min(same, most / 1e6))
     return StepTimes(tuple(rows)), "the bound: the slowest rank's compute, or the longest time on the network"
+
+
+def _thread_times(graph: Graph) -> dict[str, Counter[tuple[int, int]]]:
+    """By lane: the nanoseconds of a rank's training thread in a step, without stalls."""
+    totals: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for rank, thread in graph.threads.items():
+        for (step, lane), segments in thread.of.items():
+            if lane != STALL:
+                totals[lane][rank, step] = sum(s.end - s.start for s in segments)
+    return totals
 
 
 QUESTIONS: Mapping[str, Callable[[Replay], tuple[StepTimes, str]]] = {
@@ -187,51 +172,31 @@ QUESTIONS: Mapping[str, Callable[[Replay], tuple[StepTimes, str]]] = {
 """Questions about any trace, besides `2x`, `bandwidth=0.5x` and so on."""
 
 
-def _common_steps(spans: Sequence[Span]) -> list[int]:
-    """The steps that are on every rank that has steps."""
-    seen: dict[int, set[int]] = {}
+def _common_steps(spans: Sequence[Span]) -> tuple[set[int], list[int]]:
+    """The ranks that have steps, and the steps that all of these have."""
+    seen: dict[int, set[int]] = defaultdict(set)
     for span in spans:
         if span.lane == STEP:
-            seen.setdefault(span.rank, set()).add(span.step)
+            seen[span.rank].add(span.step)
     if not seen:
         raise UsageError("the trace holds no steps, so it cannot be replayed: record whole training steps")
     if not any(span.lane in COMPUTE_LANES for span in spans):
         raise UsageError("the trace holds no compute, so it cannot be replayed: record forward and backward too")
-    return sorted(set.intersection(*seen.values()))
+    return set(seen), sorted(set.intersection(*seen.values()))
 
 
-def _selected(trace: Trace, steps: set[int]) -> tuple[list[Span], list[Exchange]]:
-    """Spans and exchanges of these steps, with times from the first span on: a float cannot hold times since 1970."""
-    origin = min(span.start for span in trace.spans if span.step in steps)
-
-    def shifted(span: Span) -> Span:
-        return replace(span, start=span.start - origin, end=span.end - origin)
-
-    def member(one: Member) -> Member:
-        return Member(one.wait and shifted(one.wait), one.transfer and shifted(one.transfer))
-
-    exchanges = [
-        Exchange(one.name, one.unit, one.step, tuple(member(each) for each in one.members))
-        for one in trace.exchanges
-        if one.step in steps
-    ]
-    return [shifted(span) for span in trace.spans if span.step in steps], exchanges
-
-
-def _network(made: Graph) -> tuple[Network, tuple[str, ...]]:
+def _network(graph: Graph) -> tuple[Network, tuple[str, ...]]:
     """Latency and bandwidth from the transfers, in nanoseconds; overlapping transfers count as one."""
-    sizes: dict[int, float] = {}
-    times: dict[int, float] = {}
-    for work in made.work:
-        if work.lane == "exchange" and work.bytes:
-            sizes[work.busy_period] = sizes.get(work.busy_period, 0.0) + work.bytes
-            times[work.busy_period] = times.get(work.busy_period, 0.0) + work.service
+    sizes: Counter[int] = Counter()
+    times: Counter[int] = Counter()
+    exchanges = [work for work in graph.work if work.lane == "exchange"]
+    for work in exchanges:
+        if work.bytes:
+            sizes[work.busy_period] += work.bytes
+            times[work.busy_period] += work.service
+    scales = "all of a transfer scales with the bandwidth"
     if not sizes:
-        # Without bytes, all the time of a transfer is taken to depend on the bandwidth.
-        some = any(work.lane == "exchange" for work in made.work)
-        return Network(0.0, 1.0), (
-            "the trace has no sizes of messages: all of a transfer scales with the bandwidth",
-        ) * some
+        return Network(0.0, 1.0), (f"the trace has no sizes of messages: {scales}",) if exchanges else ()
     single = len(set(sizes.values())) == 1
-    note = "all messages have one size, which hides their latency: all of a transfer scales with the bandwidth"
-    return fit([(sizes[n], times[n]) for n in sizes]), (note,) * single
+    note = f"all messages have one size, which hides their latency: {scales}"
+    return fit([(sizes[n], times[n]) for n in sizes]), (note,) if single else ()
