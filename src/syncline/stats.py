@@ -81,6 +81,16 @@ def std(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
 
 
+def weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """The middle of pairs (value, weight) by weight; 0 for an empty sample."""
+    half = sum(weight for _, weight in values) / 2
+    for value, weight in sorted(values):
+        half -= weight
+        if half <= 0:
+            return value
+    return 0.0
+
+
 def winsorized(values: Sequence[float]) -> list[float]:
     """The values with those outside the 5th to 95th percentile moved to these bounds."""
     low, high = (quantile(values, 0.05), p95(values)) if values else (0.0, 0.0)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from syncline.errors import UsageError
 from syncline.trace import LANES, PHASES, Span, Trace, partition
 from syncline.trace.analysis.analysis import analyze
-from syncline.trace.analysis.network import covered, fit
+from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.startup import first_steady
-from syncline.trace.analysis.timeline import timeline
+from syncline.trace.analysis.timeline import covered, timeline
 
 ORDER = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
 NAMES = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}

@@ -17,7 +17,7 @@ def test_the_fixture_is_what_its_script_writes():
 
 def test_phases_become_lanes_with_the_tensor_as_unit():
     found = import_files(HOROVOD)
-    assert (found.kind, found.ranks) == ("horovod", (0, 1))
+    assert (found.kind, tuple(found.spans)) == ("horovod", (0, 1))
     first = [s for s in found.spans[0] if s.unit == "allreduce.fc1.weight" and s.step == 0]
     assert [(s.lane, s.name, s.end - s.start, s.bytes) for s in first] == [
         ("wait", "NEGOTIATE_ALLREDUCE", 30_000, 0),
@@ -41,7 +41,7 @@ def test_ticks_show_which_rank_was_late():
     found = import_files(HOROVOD)
     waited = {
         rank: sum(s.end - s.start for s in found.spans[rank] if s.unit == "allreduce.fc1.bias" and "NEGO" in s.name)
-        for rank in found.ranks
+        for rank in found.spans
     }
     assert waited == {0: 4 * 710_000, 1: 4 * 10_000}, "rank 0 waits for rank 1"
 

@@ -15,6 +15,7 @@ from statistics import median
 from syncline.errors import UsageError
 from syncline.registry import Registry
 from syncline.spec import Call, parse_one
+from syncline.stats import weighted_median
 
 _MOST = 150  # sizes that `fit` compares in pairs
 
@@ -171,19 +172,10 @@ def fit(
         sizes.setdefault(cost.nbytes, []).append(seconds)
     points = sorted((size, median(times)) for size, times in sizes.items())
     points = points[:: math.ceil(len(points) / _MOST)]
-    slope = _weighted_median([((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in combinations(points, 2)])
+    slope = weighted_median([((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in combinations(points, 2)])
     small = points[: (len(points) + 1) // 2]
     offset = median(seconds - max(slope, 0.0) * size for size, seconds in small)
     if offset < 0 or len(points) == 1:
         offset = 0.0
-        slope = _weighted_median([(seconds / size, size) for size, seconds in points if size])
+        slope = weighted_median([(seconds / size, size) for size, seconds in points if size])
     return Network(offset / messages, 1 / slope if slope > 0 else math.inf, tree=tree)
-
-
-def _weighted_median(values: list[tuple[float, float]]) -> float:
-    half = sum(weight for _, weight in values) / 2
-    for value, weight in sorted(values):
-        half -= weight
-        if half <= 0:
-            return value
-    return 0.0

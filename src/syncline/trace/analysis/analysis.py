@@ -15,7 +15,7 @@ from syncline.trace.analysis.late_ranks import LateRank, late_ranks
 from syncline.trace.analysis.network import NetworkUse, network_use
 from syncline.trace.analysis.overlap import hidden_by_data, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
-from syncline.trace.analysis.steps import Prepared, prepare
+from syncline.trace.analysis.steps import prepare
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
@@ -24,6 +24,7 @@ from syncline.trace.span import PHASES, STEP
 
 FORMAT = "syncline analysis 1"
 _ROWS = 4000
+_NO_COMPUTE = "it holds no compute: overlap and the bound are not known, and every exchange counts as exposed"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,10 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
     network = network_use(prepared, steady, link=_link(about))
     limit = bound(prepared, steady, network, step_ms=step_ms["median"])
     phases = {phase: {rank: tuple(prepared.phase(phase, rank, steady)) for rank in prepared.ranks} for phase in PHASES}
+    # The rank that the others waited for waited least itself.
+    awaited = [min(prepared.ranks, key=lambda rank: prepared.parts[rank][step]["wait"]) for step in steady]
+    kept = set(steady)
+    members = [member for exchange in prepared.exchanges if exchange.step in kept for member in exchange.members]
     facts = Facts(
         ranks=prepared.ranks,
         steps=len(steady),
@@ -139,10 +144,10 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         network=network,
         bound=limit,
         startup=start,
-        loads=host_loads(about, prepared.ranks, steady, awaited=[_awaited(prepared, step) for step in steady]),
+        loads=host_loads(about, prepared.ranks, steady, awaited=awaited),
         on_gpu=about.get("backend") == "nccl",
         communication=hidden_share(prepared, steady, "exchange"),
-        transferring=_transferring(prepared, set(steady)),
+        transferring=frozenset(member.rank for member in members if member.transfer is not None),
         hidden_by_data=hidden_by_data(prepared, steady),
         waits_known=trace.waits_unknown is None,
     )
@@ -153,7 +158,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
     return Analysis(
         strategy=name if isinstance(name, str) else None,
         world_size=size if type(size) is int else len(prepared.ranks),
-        notes=(*trace.notes, *dropped, *prepared.notes, *_missing(prepared), *thinned),
+        notes=(*trace.notes, *dropped, *prepared.notes, *([] if prepared.has_compute else [_NO_COMPUTE]), *thinned),
         steps=prepared.steps,
         steady_first=start.first,
         verdict=chosen,
@@ -181,17 +186,6 @@ def _link(about: Mapping[str, Any]) -> float | None:
     return float(link) if isinstance(link, int | float) and link > 0 else None
 
 
-def _transferring(trace: Prepared, steps: set[int]) -> frozenset[int]:
-    """The ranks whose transfers are known."""
-    members = (member for exchange in trace.exchanges if exchange.step in steps for member in exchange.members)
-    return frozenset(member.rank for member in members if member.transfer is not None)
-
-
-def _awaited(trace: Prepared, step: int) -> int:
-    """The rank that the others waited for: it waited least itself."""
-    return min(trace.ranks, key=lambda rank: trace.parts[rank][step]["wait"])
-
-
 def _whole_from(trace: Trace) -> tuple[int, list[str]]:
     """The first step of which no rank's recorder dropped a span, with a note if one did."""
     recorder = trace.metadata.get("recorder")
@@ -204,10 +198,3 @@ def _whole_from(trace: Trace) -> tuple[int, list[str]]:
             first[span.rank] = min(span.step, first.get(span.rank, span.step))
     whole = max(first.values(), default=-1) + 1
     return whole, [f"the recorder was full and dropped {dropped:,} spans: steps before {whole} are left out"]
-
-
-def _missing(trace: Prepared) -> list[str]:
-    """Notes about missing content."""
-    if trace.has_compute:
-        return []
-    return ["it holds no compute: overlap and the bound are not known, and every exchange counts as exposed"]

@@ -56,9 +56,8 @@ def _block(times: Tensor) -> int:
     """The block length: n^(1/3), longer if neighbouring steps are more similar."""
     n = len(times)
     off = times - times.median()
-    off = off.clamp(
-        -3 * off.abs().median(), 3 * off.abs().median()
-    )  # a single slow step says nothing about its neighbour
+    limit = 3 * float(off.abs().median())
+    off = off.clamp(-limit, limit)  # a single slow step says nothing about its neighbour
     spread = float((off * off).sum())
     alike = min(0.9, max(0.0, float((off[1:] * off[:-1]).sum()) / spread)) if spread else 0.0
     # The best length for a series with this autocorrelation (Politis and White).

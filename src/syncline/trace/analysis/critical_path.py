@@ -6,6 +6,7 @@ leaves a rank that waited and continues on the rank that it waited for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from syncline.stats import median_or_zero
 from syncline.trace.analysis.steps import Prepared
@@ -41,7 +42,7 @@ def critical_path(trace: Prepared, step: int) -> list[PathSegment]:
     segments: list[tuple[int, str, str, int]] = []
     seen = {rank}  # at this time: ranks that wait for each other would lead back and forth
     while at > (start := trace.bounds[rank][step][0] if rank in trace.bounds else begin):
-        phase, since, _ = trace.timelines[rank].at(at)
+        phase, since = trace.timelines[rank].at(at)
         since, unit, following = max(since, start), "", rank
         if phase in _BLOCKED and (blocked := _under_way(near.get(rank, ()), at, moving=phase != "wait")):
             exchange, mine = blocked
@@ -79,10 +80,6 @@ def _under_way(near: Sequence[tuple[Exchange, Member]], at: int, *, moving: bool
 
 def _joined(segments: Sequence[tuple[int, str, str, int]]) -> list[PathSegment]:
     """Neighbours of the same rank, lane and unit as one segment, in the order of time."""
-    result: list[PathSegment] = []
-    for rank, lane, unit, ns in reversed(segments):
-        if result and (result[-1].rank, result[-1].lane, result[-1].unit) == (rank, lane, unit):
-            result[-1] = PathSegment(rank, lane, unit, result[-1].ms + ns / 1e6)
-        elif ns > 0:
-            result.append(PathSegment(rank, lane, unit, ns / 1e6))
-    return result
+    lasting = (segment for segment in reversed(segments) if segment[3] > 0)
+    joined = groupby(lasting, key=lambda segment: segment[:3])
+    return [PathSegment(rank, lane, unit, sum(ns for *_, ns in of) / 1e6) for (rank, lane, unit), of in joined]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.stats import median_mean_p95
+from syncline.stats import mean, median_mean_p95
 from syncline.trace.analysis.analysis import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.analysis.steps import prepare
@@ -74,11 +74,15 @@ class Change:
         """Whether 0 is outside the interval."""
         return self.interval_ms is not None and not self.interval_ms[0] <= 0 <= self.interval_ms[1]
 
+    def __str__(self) -> str:
+        between = "" if self.interval_ms is None else " ({:+.2f} to {:+.2f})".format(*self.interval_ms)
+        share = "" if self.ratio is None else f", {self.ratio - 1:+.1%}"
+        return f"{self.difference_ms:+.2f} ms per step{between}{share}"
+
     def as_json(self) -> dict[str, Any]:
         """As in `Diff.as_json`."""
-        between = None if self.interval_ms is None else list(self.interval_ms)
-        return {**asdict(self), "interval_ms": between, "difference_ms": self.difference_ms, "ratio": self.ratio,
-                "significant": self.significant}  # fmt: skip
+        more = {name: getattr(self, name) for name in ("difference_ms", "ratio", "significant")}
+        return {**asdict(self), "interval_ms": self.interval_ms and list(self.interval_ms), **more}
 
 
 @dataclass(frozen=True)
@@ -119,23 +123,21 @@ class Diff:
         """The outcome in one sentence, with its largest part."""
         step = self.step
         if not self.enough:
-            few = [f"{name} has {len(side.steps)}" for name, side in (("A", self.a), ("B", self.b))
-                   if len(side.steps) < FEWEST]  # fmt: skip
+            sides = {"A": self.a, "B": self.b}
+            few = [f"{name} has {len(side.steps)}" for name, side in sides.items() if len(side.steps) < FEWEST]
             return f"too few steady steps for a verdict: {' and '.join(few)}, {FEWEST} are needed: trace more steps"
         if step.ratio is None:
             return "the steps of A take no time, so nothing can be compared with them: record A again"
-        assert step.interval_ms is not None
-        low, high = step.interval_ms
-        size = f"{step.difference_ms:+.2f} ms per step ({low:+.2f} to {high:+.2f}), {step.ratio - 1:+.1%}"
         if self.kind == "slower" and self._counts(step) <= 0:
-            return _slow_steps(self.slow_steps, step)
+            without = f"without the slowest tenth {step.difference_ms:+.2f} ms"
+            return f"B is slower in some steps: with them {self.slow_steps}; {without}"
         if not step.significant:
-            return f"no significant difference: {size}"
+            return f"no significant difference: {step}"
         word = "slower" if step.difference_ms > 0 else "faster"
         if self.kind == "same":
-            return f"B is {word}, by no more than {self.threshold:.0%}: {size}"
+            return f"B is {word}, by no more than {self.threshold:.0%}: {step}"
         most = max(self.phases, key=lambda phase: self.phases[phase].difference_ms * (1 if word == "slower" else -1))
-        return f"B is {word}: {size}; most of it in {most} ({self.phases[most].difference_ms:+.2f} ms)"
+        return f"B is {word}: {step}; most of it in {most} ({self.phases[most].difference_ms:+.2f} ms)"
 
     def as_json(self) -> dict[str, Any]:
         """Stable: fields are added, never renamed."""
@@ -166,19 +168,12 @@ def side(trace: Trace, *, source: str = "") -> Side:
     analysis = analyze(trace)
     prepared = prepare(trace)
     steady = tuple(step for step in prepared.steps if step >= analysis.steady_first)
-    count = len(prepared.ranks)
-    rows = []
-    for step, ms in zip(steady, prepared.series(steady), strict=True):
-        parts = [prepared.parts[rank][step] for rank in prepared.ranks]
-        rows.append((ms, *(sum(part[phase] for part in parts) / count / 1e6 for phase in PHASES)))
-    kept = set(steady)
-    sent = sum(
-        span.bytes
-        for rank in prepared.ranks
-        for span in prepared.spans[rank]
-        if span.lane == "exchange" and span.step in kept
-    )
-    return Side(analysis, source, steady, tuple(rows), sent / count / max(1, len(steady)))
+    columns = [prepared.series(steady)]
+    for phase in PHASES:
+        of_ranks = [prepared.phase(phase, rank, steady) for rank in prepared.ranks]
+        columns.append([mean(values) for values in zip(*of_ranks, strict=True)])
+    sent = analysis.network.bytes if analysis.network is not None else 0.0
+    return Side(analysis, source, steady, tuple(zip(*columns, strict=True)), sent)
 
 
 def diff(a: Side, b: Side, *, threshold: float = THRESHOLD) -> Diff:
@@ -201,28 +196,17 @@ def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: f
     return [Change(*three) for three in zip(before, after, between, strict=True)]
 
 
-def _slow_steps(all_steps: Change, step: Change) -> str:
-    """The sentence if only some steps are slower."""
-    assert all_steps.interval_ms is not None
-    assert all_steps.ratio is not None
-    low, high = all_steps.interval_ms
-    return (
-        f"B is slower in some steps: with them {all_steps.difference_ms:+.2f} ms per step ({low:+.2f} to {high:+.2f}),"
-        f" {all_steps.ratio - 1:+.1%}; without the slowest tenth {step.difference_ms:+.2f} ms"
-    )
-
-
 def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], ...]:
     """The units that changed most: by exposed time, then by transfer time."""
-    left, right = ({(row.name, row.unit): row for row in rows} for rows in (a, b))
-    rows = []
-    for key in {**left, **right}:
-        one, other = left.get(key), right.get(key)
-        row: dict[str, Any] = {"name": key[0], "unit": key[1]}
-        for field in ("bytes", "wait_ms", "transfer_ms", "exposed_ms"):
-            row[f"a_{field}"] = None if one is None else getattr(one, field)
-            row[f"b_{field}"] = None if other is None else getattr(other, field)
-        rows.append(row)
+    sides = {name: {(row.name, row.unit): row for row in rows} for name, rows in (("a", a), ("b", b))}
+    rows: list[dict[str, Any]] = []
+    for key in {**sides["a"], **sides["b"]}:
+        figures = {
+            f"{name}_{field}": getattr(of.get(key), field, None)
+            for field in ("bytes", "wait_ms", "transfer_ms", "exposed_ms")
+            for name, of in sides.items()
+        }
+        rows.append({"name": key[0], "unit": key[1], **figures})
 
     def moved(row: dict[str, Any]) -> tuple[float, ...]:
         return tuple(-abs((row[f"b_{f}"] or 0.0) - (row[f"a_{f}"] or 0.0)) for f in ("exposed_ms", "transfer_ms"))

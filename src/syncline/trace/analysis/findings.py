@@ -10,6 +10,16 @@ from syncline.trace.analysis.late_ranks import LateRank
 from syncline.trace.analysis.network import NetworkUse
 from syncline.trace.analysis.startup import StartUp
 
+_WORDS = {
+    "exposed_encode": "encoding",
+    "exposed_exchange": "its transfers",
+    "data": "data loading",
+    "wait": "waits",
+    "other": "work outside the recorded lanes",
+    "replan": "planning",
+    "probe": "measuring",
+}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -22,6 +32,11 @@ class Finding:
     """An effect below this may be chance."""
     leads: bool = False
     """Whether other findings may be consequences of this one: it comes before those that cost up to twice as much."""
+
+    @property
+    def gain(self) -> float:
+        """`recoverable_ms`, or 0 where it is unknown."""
+        return self.recoverable_ms or 0.0
 
     def as_json(self) -> dict[str, object]:
         """As in the analysis."""
@@ -75,25 +90,19 @@ class Facts:
 
 def words(phase: str) -> str:
     """A phase as sentences name it."""
-    names = {"exposed_encode": "encoding", "exposed_exchange": "its transfers", "data": "data loading"}
-    names |= {"wait": "waits"}
-    names |= {"other": "work outside the recorded lanes", "replan": "planning", "probe": "measuring"}
-    return names.get(phase, phase)
+    return _WORDS.get(phase, phase)
 
 
 def size(count: float) -> str:
     """Bytes with a unit."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    return _scaled(count, "B")
 
 
 def bits(rate: float) -> str:
     """Bits per second with a unit."""
-    for unit in ("bit/s", "kbit/s", "Mbit/s"):
-        if rate < 1000:
-            return f"{rate:.3g} {unit}"
-        rate /= 1000
-    return f"{rate:.3g} Gbit/s"
+    return _scaled(rate, "bit/s")
+
+
+def _scaled(value: float, unit: str) -> str:
+    power = next((power for power in range(3) if value < 1000 ** (power + 1)), 3)
+    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}{unit}"

@@ -41,8 +41,8 @@ class LateRank:
 def late_ranks(trace: Prepared, steps: Sequence[int]) -> tuple[LateRank, ...]:
     """The ranks that others waited for in these steps, the most expensive first."""
     kept = set(steps)
-    # late rank, waiting rank, step: nanoseconds
-    waits: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+    totals: dict[int, float] = defaultdict(float)
+    waits: dict[tuple[int, int, int], float] = defaultdict(float)  # late rank, waiting rank, step: nanoseconds
     for exchange in trace.exchanges:
         step = _counts_in(exchange.step, trace, kept)
         if step is not None:
@@ -50,14 +50,14 @@ def late_ranks(trace: Prepared, steps: Sequence[int]) -> tuple[LateRank, ...]:
                 exposed = trace.exposed_ns(member.wait)
                 late = exchange.late_rank(member) if exposed else None
                 if late is not None:
-                    waits[late][member.rank][step] += exposed
-    totals = {late: sum(sum(of.values()) for of in by.values()) for late, by in waits.items()}
+                    waits[late, member.rank, step] += exposed
+                    totals[late] += exposed
     whole = sum(totals.values())
     excess = _excess(trace, kept) if trace.has_compute else {}
     result = []
     for late in sorted(totals, key=lambda rank: -totals[rank]):
         others = [rank for rank in trace.ranks if rank != late]
-        gains = tuple(min((waits[late][rank][step] for rank in others), default=0.0) / 1e6 for step in steps)
+        gains = tuple(min((waits[late, rank, step] for rank in others), default=0.0) / 1e6 for step in steps)
         each = totals[late] / 1e6 / max(1, len(others)) / max(1, len(steps))
         result.append(LateRank(late, totals[late] / whole, each, excess.get(late, {}), gains))
     return tuple(result)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from syncline.stats import mean_or_zero, median, median_or_zero, quantile
+from syncline.stats import mean_or_zero, median, median_or_zero, quantile, weighted_median
 from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import busy_periods, covered
 from syncline.trace.merge.exchanges import Exchange, Member
 
 SMALL = 1 << 16
@@ -76,21 +77,21 @@ def network_use(trace: Prepared, steps: Sequence[int], *, link: float | None = N
         return None
     ranks, count = len({rank for rank, _ in by}), len(steps)
     whole = ranks * count
-    busy = {key: covered([(one.started, one.ended) for one in members]) for key, members in by.items()}
+    periods = {key: busy_periods((one.started, one.ended) for one in members) for key, members in by.items()}
+    busy = {key: sum(end - start for start, end in of) for key, of in periods.items()}
     sizes = {key: sum(one.bytes for one in members) for key, members in by.items()}
     rates = [sizes[key] * 8e9 / busy[key] for key in by if busy[key] and sizes[key]]
     best = quantile(rates, 0.9) if rates else None
     points = _points(exchanges)
-    crowd = sum(len(members) for members in by.values()) / max(1, sum(_stretches(members) for members in by.values()))
-    if crowd > _ALONE:
+    messages = sum(len(members) for members in by.values())
+    if messages > _ALONE * sum(len(of) for of in periods.values()):
         # Messages share the network: each gets an equal part of its busy time.
-        count_all = sum(len(members) for members in by.values())
-        points = [(sum(sizes.values()) / count_all, sum(busy.values()) / 1e6 / count_all)]
+        points = [(sum(sizes.values()) / messages, sum(busy.values()) / 1e6 / messages)]
     latency, bits, known = _cost(points, link, best, factor=_mean(sent) / max(1, _mean(sizes) * count))
     if best is not None and bits is not None and known == "fitted":
         best = max(best, bits)
     return NetworkUse(
-        messages=sum(len(members) for members in by.values()) / whole,
+        messages=messages / whole,
         bytes=sum(sizes.values()) / whole,
         wire_bytes=sum(sent.values()) / whole,
         wait_ms=sum(covered(intervals) for intervals in waits.values()) / 1e6 / max(1, len(trace.ranks) * count),
@@ -101,30 +102,6 @@ def network_use(trace: Prepared, steps: Sequence[int], *, link: float | None = N
         link=link,
         best=best,
     )
-
-
-def covered(intervals: Sequence[tuple[int, int]]) -> int:
-    """The length of the union of these intervals.
-
-    >>> covered([(0, 10), (5, 20), (30, 31)])
-    21
-    """
-    whole, until = 0, None
-    for start, end in sorted(intervals):
-        begin = start if until is None else max(start, until)
-        if end > begin:
-            whole += end - begin
-        until = end if until is None else max(until, end)
-    return whole
-
-
-def _stretches(members: Sequence[Member]) -> int:
-    """The number of separate busy periods of the network."""
-    count, until = 0, -1
-    for member in sorted(members, key=lambda member: member.started):
-        count += member.started >= until
-        until = max(until, member.ended)
-    return count
 
 
 def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
@@ -139,14 +116,8 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     points = _fewer(sorted(point for point in points if point[0] > 0))
     if len(points) < 2 or points[-1][0] < _APART * points[0][0]:
         return None
-    slopes = sorted(((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0])
-    half, so_far, slope = sum(weight for _, weight in slopes) / 2, 0.0, 0.0
-    for value, weight in slopes:
-        so_far += weight
-        if so_far >= half:
-            slope = value
-            break
-    slope = max(0.0, slope)
+    pairs = [(a, b) for a, b in combinations(points, 2) if b[0] > a[0]]
+    slope = max(0.0, weighted_median([((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in pairs]))
     return max(0.0, median_or_zero([time - slope * size for size, time in points])), slope
 
 
@@ -169,16 +140,19 @@ def _points(exchanges: Sequence[Exchange]) -> list[tuple[float, float]]:
         if transfers:
             lasted = median([(transfer.end - transfer.start) / 1e6 for transfer in transfers])
             times[exchange.name, exchange.unit].append((max(transfer.bytes for transfer in transfers), lasted))
-    return [(median([size for size, _ in of]), median([time for _, time in of])) for of in times.values()]
+    return [_middle(of) for of in times.values()]
+
+
+def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The medians of bytes and of times."""
+    return median([size for size, _ in points]), median([time for _, time in points])
 
 
 def _fewer(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Medians of neighbours by size, to limit the number of pairs."""
     width = -(-len(points) // _POINTS) or 1
     groups = [points[at : at + width] for at in range(0, len(points), width)]
-    return [
-        (median_or_zero([size for size, _ in group]), median_or_zero([time for _, time in group])) for group in groups
-    ]
+    return [_middle(group) for group in groups]
 
 
 def _cost(
@@ -191,7 +165,7 @@ def _cost(
     if (found := fit(sized)) and best:
         latency, slope = found
         return latency, min(8e3 / slope, _FASTER * best) if slope > 0 else _FASTER * best, "fitted"
-    usual, lasted = median_or_zero([size for size, _ in sized]), median_or_zero([time for _, time in sized])
+    usual, lasted = _middle(sized)
     if usual >= SMALL:
         return 0.0, best, "seen"
     bits, known = (link / max(factor, 1e-9), "link") if link else (ASSUMED_BITS, "assumed")

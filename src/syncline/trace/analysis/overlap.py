@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from syncline.stats import mean_or_zero
+from syncline.stats import mean_of_known
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import timeline
+from syncline.trace.analysis.timeline import covered, timeline
 from syncline.trace.span import COMPUTE_LANES, Span
 
 
@@ -25,24 +25,14 @@ def overlap(
     >>> overlap([Span(lane="backward", start=0, end=10, **step), Span(lane="exchange", start=5, end=25, **step)])
     0.25
     """
-    edges: list[tuple[int, int, int, int]] = []
-    for start, end in within:
-        edges += [(start, 0, 0, 1), (end, 0, 0, -1)]
-    for span in spans:
-        mine, theirs = int(span.lane == of), int(span.lane in under)
-        if mine or theirs:
-            edges += [(span.start, mine, theirs, 0), (span.end, -mine, -theirs, 0)]
-    edges.sort()
-    if not any(theirs for _, _, theirs, _ in edges):
-        return None
-    running = covering = at = whole = hidden = 0
-    known = int(not within)
-    for time, mine, theirs, step in edges:
-        if running and (covering or known):
-            whole += time - at
-            hidden += (time - at) if covering else 0
-        at, running, covering, known = time, running + mine, covering + theirs, known + step
-    return hidden / whole if whole else None
+    spans = list(spans)
+    mine = [(span.start, span.end) for span in spans if span.lane == of]
+    hiding = [(span.start, span.end) for span in spans if span.lane in under]
+    shown = covered([*mine, *hiding]) - covered(hiding)
+    hidden = covered(mine) - shown
+    if within:
+        shown -= covered([*mine, *hiding, *within]) - covered([*hiding, *within])
+    return hidden / (hidden + shown) if hiding and hidden + shown else None
 
 
 def hidden_share(trace: Prepared, steps: Sequence[int], lane: str) -> float | None:
@@ -55,11 +45,10 @@ def hidden_share(trace: Prepared, steps: Sequence[int], lane: str) -> float | No
     values = []
     for rank in trace.ranks:
         # Compute of any step may hide it, also the next one's.
-        mine = [s for s in trace.spans[rank] if s.lane in COMPUTE_LANES or (s.lane in lanes and s.step in kept)]
-        made = [replace(s, lane=lane) if s.lane in lanes and s.lane != lane else s for s in mine]
+        made = [replace(s, lane=lane) for s in trace.spans[rank] if s.lane in lanes and s.step in kept]
+        made += [s for s in trace.spans[rank] if s.lane in COMPUTE_LANES]
         values.append(overlap(made, of=lane, within=trace.recorded.get(rank, ())))
-    known = [value for value in values if value is not None]
-    return mean_or_zero(known) if known else None
+    return mean_of_known(values)
 
 
 def hidden_by_data(trace: Prepared, steps: Sequence[int]) -> dict[int, tuple[float, ...]]:
@@ -67,16 +56,15 @@ def hidden_by_data(trace: Prepared, steps: Sequence[int]) -> dict[int, tuple[flo
 
     That time becomes visible if samples are loaded ahead.
     """
-    return {rank: _hidden_by_data(trace, rank, steps) for rank in trace.ranks}
-
-
-def _hidden_by_data(trace: Prepared, rank: int, steps: Sequence[int]) -> tuple[float, ...]:
-    spans = trace.spans.get(rank, [])
-    if not any(span.lane == "data" for span in spans):
-        return (0.0,) * len(steps)
-    without = timeline([span for span in spans if span.lane != "data"])
-    result = []
-    for step in steps:
-        shown, seen = without.totals(*trace.bounds[rank][step]), trace.parts[rank][step]
-        result.append(sum(shown[phase] - seen[phase] for phase in ("exposed_encode", "exposed_exchange")) / 1e6)
-    return tuple(result)
+    result = {}
+    for rank in trace.ranks:
+        if not any(span.lane == "data" for span in trace.spans[rank]):
+            result[rank] = (0.0,) * len(steps)
+            continue
+        without = timeline([span for span in trace.spans[rank] if span.lane != "data"])
+        shown = [without.totals(*trace.bounds[rank][step]) for step in steps]
+        result[rank] = tuple(
+            sum(other[phase] - trace.parts[rank][step][phase] for phase in ("exposed_encode", "exposed_exchange")) / 1e6
+            for step, other in zip(steps, shown, strict=True)
+        )
+    return result

@@ -1,5 +1,6 @@
 """Start-up: the first steps, which are slower than the steady ones, their extra cost and its causes."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,8 +49,7 @@ def start_up(trace: Prepared) -> StartUp:
     made = [place for place, step in enumerate(trace.steps) if "replan" in planned.get(step, {})]
     if made and made[0] + 1 < len(series):
         begin = max(begin, made[0] + 1)  # before its first plan Syncline measures, with another plan
-    steady = series[begin:]
-    usual = median_or_zero(steady)
+    usual = median_or_zero(series[begin:])
     early, late = trace.steps[:begin], trace.steps[begin:]
     extra = sum(ms - usual for ms in series[:begin])
     return StartUp(
@@ -76,24 +76,19 @@ def first_steady(series: Sequence[float]) -> int:
     limit = usual + max(_SPREADS * spread, _SLOWER * usual)
     for place in range(len(series) // 2 + 1):
         following = series[place : place + _LOOK]
-        if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not _is_rebuild(following, limit):
+        rebuilds = max(following) > 4 * limit  # too slow to be chance: DDP rebuilds its buckets
+        if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not rebuilds:
             return place
     return len(series) // 2
 
 
-def _is_rebuild(following: Sequence[float], limit: float) -> bool:
-    """Whether a step is too slow to be chance: DDP rebuilds its buckets."""
-    return any(ms > 4 * limit for ms in following)
-
-
 def _planned(trace: Prepared) -> dict[int, dict[str, float]]:
     """Milliseconds of planning by step and name, the mean over ranks."""
-    found: dict[int, dict[str, float]] = {}
+    found: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for rank in trace.ranks:
         for span in trace.spans[rank]:
             if span.lane == "update" and span.name in PLANNING:
-                names = found.setdefault(span.step, {})
-                names[span.name] = names.get(span.name, 0.0) + (span.end - span.start) / 1e6 / len(trace.ranks)
+                found[span.step][span.name] += (span.end - span.start) / 1e6 / len(trace.ranks)
     return found
 
 
@@ -118,5 +113,4 @@ def _causes(
             extra[name] += share
             extra["update"] -= share
     whole = sum(ms for ms in extra.values() if ms > 0)
-    found = sorted(((name, ms) for name, ms in extra.items() if ms > 0.01 * whole), key=lambda pair: -pair[1])
-    return tuple(found)
+    return tuple(sorted(((name, ms) for name, ms in extra.items() if ms > 0.01 * whole), key=lambda pair: -pair[1]))

@@ -1,8 +1,7 @@
 """A trace prepared for analysis: spans by rank, the bounds of steps, the phases of each step, exposed times."""
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.merge.exchanges import Exchange, Member
@@ -57,11 +56,9 @@ class Prepared:
 
 def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
     """Group a trace by rank and step; `steps` keeps those from the first number up to, without, the second."""
-    by_rank: dict[int, list[Span]] = defaultdict(list)
-    for span in trace.spans:
-        by_rank[span.rank].append(span)
+    by_rank = trace.by_rank()
     notes: list[str] = []
-    bounds = {rank: _bounds(mine) for rank, mine in by_rank.items()}
+    bounds = {r: {s.step: (s.start, s.end) for s in mine if s.lane == STEP} for r, mine in by_rank.items()}
     if not any(bounds.values()):
         bounds = {rank: _guessed(mine) for rank, mine in by_rank.items()}
         notes.append("it has no spans of whole steps: a step is taken to last from its first span to the next one's")
@@ -99,10 +96,6 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
     )
 
 
-def _bounds(spans: Iterable[Span]) -> dict[int, Bounds]:
-    return {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
-
-
 def _recorded(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:
     """Intervals of consecutive steps. Between them nothing is recorded, and unknown work may hide an exchange."""
     stretches: list[Bounds] = []
@@ -115,14 +108,13 @@ def _recorded(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:
     return stretches if chosen or len(stretches) > 1 else []
 
 
-def _guessed(spans: Iterable[Span]) -> dict[int, Bounds]:
+def _guessed(spans: Sequence[Span]) -> dict[int, Bounds]:
+    """Steps that last from their first span to the next step's."""
     starts: dict[int, int] = {}
-    ends: list[int] = []
     for span in spans:
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
-        ends.append(span.end)
     order = sorted(starts, key=lambda step: starts[step])
-    ends = [*(starts[step] for step in order[1:]), max(ends)] if ends else []
+    ends = [*(starts[step] for step in order[1:]), max(span.end for span in spans)]
     return {step: (starts[step], end) for step, end in zip(order, ends, strict=True)}
 
 
@@ -140,10 +132,7 @@ def _of_spans(exchanges: Iterable[Exchange], kept: set[Span]) -> list[Exchange]:
     """The exchanges, with only those waits and transfers that are among the kept spans."""
     found = []
     for exchange in exchanges:
-        pairs = [
-            (m.wait if m.wait in kept else None, m.transfer if m.transfer in kept else None) for m in exchange.members
-        ]
-        members = tuple(Member(wait, transfer) for wait, transfer in pairs if wait or transfer)
-        if members:
-            found.append(Exchange(exchange.name, exchange.unit, exchange.step, members))
+        pairs = [[span if span in kept else None for span in (m.wait, m.transfer)] for m in exchange.members]
+        if members := tuple(Member(*pair) for pair in pairs if any(pair)):
+            found.append(replace(exchange, members=members))
     return sorted(found, key=lambda exchange: exchange.last_joined)

@@ -39,13 +39,10 @@ class Timeline:
         first, last = self._until(begin), self._until(end)
         return {phase: last[place] - first[place] for place, phase in enumerate(PHASES)}
 
-    def at(self, time: int) -> tuple[str, int, int]:
-        """The phase just before a time, and when that phase starts and ends; the time before all spans has no start."""
+    def at(self, time: int) -> tuple[str, int]:
+        """The phase just before a time, and when that phase starts; the time before all spans has no start."""
         place = bisect_right(self.starts, time - 1) - 1
-        if place < 0:
-            return "other", min(_EVER, time - 1), time
-        end = self.starts[place + 1] if place + 1 < len(self.starts) else time
-        return PHASES[self.kinds[place]], self.starts[place], end
+        return ("other", min(_EVER, time - 1)) if place < 0 else (PHASES[self.kinds[place]], self.starts[place])
 
     def _until(self, time: int) -> list[int]:
         place = bisect_right(self.starts, time) - 1
@@ -110,6 +107,30 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -
                 column.append(total)
         kind = now
     return Timeline(starts, kinds, before, exposed)
+
+
+def busy_periods(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The intervals with those that overlap joined, in order.
+
+    >>> busy_periods([(0, 10), (30, 31), (5, 20)])
+    [(0, 20), (30, 31)]
+    """
+    periods: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if periods and start < periods[-1][1]:
+            periods[-1] = periods[-1][0], max(end, periods[-1][1])
+        else:
+            periods.append((start, end))
+    return periods
+
+
+def covered(intervals: Iterable[tuple[int, int]]) -> int:
+    """The length of the union of these intervals.
+
+    >>> covered([(0, 10), (5, 20), (30, 31)])
+    21
+    """
+    return sum(end - start for start, end in busy_periods(intervals))
 
 
 def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import mean_or_zero, median_or_zero
+from syncline.stats import mean, median
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.merge.exchanges import Member
 
@@ -60,30 +60,32 @@ def _row(
     ready: dict[tuple[int, int, str], int],
     steps: int,
 ) -> UnitRow:
-    columns: list[list[float]] = [[] for _ in range(7)]
-    first, launch, end, size, wait, transfer, exposed = columns
+    rows = []
     for (rank, step), members in of.items():
         origin = trace.bounds[rank][step][0]
         joined = min(one.joined for one in members)
-        first.append((min(joined, ready.get((rank, step, unit), joined)) - origin) / 1e6)
-        launch.append((joined - origin) / 1e6)
-        end.append((max(one.ended for one in members) - origin) / 1e6)
-        size.append(sum(one.bytes for one in members))
-        wait.append(sum(one.started - one.joined for one in members) / 1e6)
-        transfer.append(sum(one.ended - one.started for one in members) / 1e6)
-        exposed.append(sum(trace.exposed_ns(one.transfer) for one in members) / 1e6)
-    lasted = median_or_zero(transfer)
+        times = (
+            min(joined, ready.get((rank, step, unit), joined)) - origin,
+            joined - origin,
+            max(one.ended for one in members) - origin,
+            sum(one.started - one.joined for one in members),
+            sum(one.ended - one.started for one in members),
+            sum(trace.exposed_ns(one.transfer) for one in members),
+        )
+        rows.append((sum(one.bytes for one in members), *(ns / 1e6 for ns in times)))
+    columns = list(zip(*rows, strict=True))
+    size, first, launch, end, wait, transfer = (median(column) for column in columns[:-1])
     ranks = len({rank for rank, _ in of})
     return UnitRow(
         unit=unit,
         name=name,
-        bytes=median_or_zero(size),
+        bytes=size,
         count=sum(len(members) for members in of.values()) / max(1, ranks * steps),
-        ready_ms=median_or_zero(first),
-        launch_ms=median_or_zero(launch),
-        end_ms=median_or_zero(end),
-        wait_ms=median_or_zero(wait),
-        transfer_ms=lasted,
-        bandwidth_bits=median_or_zero(size) * 8e3 / lasted if lasted > 0 and median_or_zero(size) > 0 else None,
-        exposed_ms=mean_or_zero(exposed),
+        ready_ms=first,
+        launch_ms=launch,
+        end_ms=end,
+        wait_ms=wait,
+        transfer_ms=transfer,
+        bandwidth_bits=size * 8e3 / transfer if transfer > 0 and size > 0 else None,
+        exposed_ms=mean(columns[-1]),
     )

@@ -22,26 +22,20 @@ def verdict(facts: Facts, causes: Sequence[Cause] = CAUSES) -> tuple[Finding, tu
         few = f"{facts.steps} steady step{'s' if facts.steps != 1 else ''}"
         return Finding("unclear", f"Too few steps to tell: {few}, at least {FEWEST} are needed."), ()
     found = [finding for one in causes if (finding := one(facts)) is not None]
-    found = [one for one in found if one.recoverable_ms and one.recoverable_ms >= MATTERS * facts.step_ms]
-    sure = [finding for finding in found if (finding.recoverable_ms or 0.0) > finding.doubt_ms]
-    most = max((finding.recoverable_ms or 0.0 for finding in sure), default=0.0)
-    sure.sort(
-        key=lambda finding: (
-            finding.leads and (finding.recoverable_ms or 0.0) > most / 2,
-            finding.recoverable_ms or 0.0,
-        ),
-        reverse=True,
-    )
-    if sure:
-        return sure[0], tuple(sure)
-    return _otherwise(facts, found), ()
+    found = [finding for finding in found if finding.gain and finding.gain >= MATTERS * facts.step_ms]
+    sure = [finding for finding in found if finding.gain > finding.doubt_ms]
+    if not sure:
+        return _otherwise(facts, found), ()
+    most = max(finding.gain for finding in sure)
+    sure.sort(key=lambda finding: (finding.leads and finding.gain > most / 2, finding.gain), reverse=True)
+    return sure[0], tuple(sure)
 
 
 def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
     """The verdict if no cause is certain."""
     step, bound = f"{facts.step_ms:.1f} ms", facts.bound
     if doubtful:
-        most = max(doubtful, key=lambda finding: finding.recoverable_ms or 0.0)
+        most = max(doubtful, key=lambda finding: finding.gain)
         return Finding(
             "unclear",
             f"The steps vary too much to tell: the largest cause ({most.kind}) costs {most.recoverable_ms:.1f} ms per"

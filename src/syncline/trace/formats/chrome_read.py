@@ -37,12 +37,9 @@ def read_chrome_trace(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -
     file = TraceFile(path, limits)
     spans: list[Span] = []
     for event in file.events():
-        span = _span(event)
-        if span is None:
-            continue
-        if len(spans) == limits.spans:
-            raise UsageError(f"{path} has more than {limits.spans:,} spans: trace fewer steps")
-        spans.append(span)
+        if span := _span(event):
+            file.keep()
+            spans.append(span)
     if not spans:
         raise UsageError(f"{path} holds no spans of Syncline's: name a run folder, or a trace.json.gz from one")
     metadata = checked_metadata(file.header.get("otherData"))

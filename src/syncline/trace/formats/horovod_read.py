@@ -6,6 +6,7 @@ reduces every gradient once per step, so the n-th operation on a tensor belongs 
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -34,6 +35,8 @@ _RANK = re.compile(r"rank (\d{1,6})", re.ASCII)
 _SIZES = re.compile(r"\d{1,12}", re.ASCII)
 
 _Track = tuple[int | str, int | str]
+_Row = tuple[Span, int]
+"""A span of the n-th operation on its tensor, and n; its step is negative if the timeline has none."""
 
 
 def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
@@ -60,30 +63,15 @@ def read(file: TraceFile) -> list[RankTrace]:
     return rank_traces(file, _with_steps(reader.rows, reader.base), notes, absolute=reader.base > 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A future span, of the `turn`-th operation on its tensor; `step` is negative if the timeline has none."""
-
-    rank: int
-    lane: str
-    name: str
-    unit: str
-    start: int
-    end: int
-    bytes: int
-    step: int
-    turn: int
-
-
 @dataclass
 class _Frame:
-    """An open phase: `inside` are the finished phases within it, `ready` the ticks of ranks."""
+    """An open phase: `inside` are the spans of finished phases within it, `ready` the ticks of ranks."""
 
     name: str
     start: int
     step: int
     bytes: int
-    inside: list[_Row] = field(default_factory=list)
+    inside: list[Span] = field(default_factory=list)
     ready: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -94,7 +82,6 @@ class _Reader:
     open: dict[_Track, list[_Frame]] = field(default_factory=dict)
     base: int = 0
     dropped: int = 0
-    _kept: int = 0
     _tensors: dict[int | str, str] = field(default_factory=dict)
     _ranks: dict[_Track, int] = field(default_factory=dict)
     _turns: dict[_Track, int] = field(default_factory=dict)
@@ -112,7 +99,7 @@ class _Reader:
             if when is None or (phase == "E" and not stack):
                 self.dropped += 1
             elif phase == "B":
-                self._keep()
+                self.file.keep()
                 self.open[row, thread] = stack
                 args = fields(event)
                 step, size = whole(args.get("step")), whole(args.get("bytes"), 0)
@@ -122,26 +109,21 @@ class _Reader:
             else:
                 self._end((row, thread), stack.pop(), when[0], fields(event))
 
-    def _keep(self) -> None:
-        self._kept += 1
-        if self._kept > self.file.limits.spans:
-            raise self.file.too_many("spans")
-
     def _metadata(self, event: dict[str, Any], row: int | str, thread: int | str) -> None:
         args = fields(event)
         self.base = whole(args.get("start_time_since_epoch_in_micros"), self.base // 1000) * 1000
         name = text(args.get("name"))
         if event.get("name") == "process_name" and name:
-            self._keep()
+            self.file.keep()
             self._tensors[row] = name
         elif event.get("name") == "thread_name" and (found := _RANK.match(name)):
-            self._keep()
+            self.file.keep()
             self._ranks[row, thread] = int(found[1])
 
     def _tick(self, event: dict[str, Any], stack: list[_Frame], at: int) -> None:
         name = text(event.get("name"))
         if stack and stack[-1].name.startswith(_NEGOTIATE) and _SIZES.fullmatch(name):
-            self._keep()
+            self.file.keep()
             stack[-1].ready.append((int(name), at))
 
     def _end(self, track: _Track, frame: _Frame, at: int, args: dict[str, Any]) -> None:
@@ -150,27 +132,25 @@ class _Reader:
             return
         unit = self._tensors.get(track[0], text(str(track[0])))
         turn = self._turns.get(track, 0)
-        row = _Row(self._ranks.get(track, 0), "wait", frame.name, unit, frame.start, at, 0, frame.step, turn)
+        span = Span(self._ranks.get(track, 0), "wait", frame.name, unit, frame.step, frame.start, at)
+        transfer = replace(span, lane="exchange", name=collective(frame.name), bytes=frame.bytes)
         stack = self.open[track]
         if frame.name.startswith(_NEGOTIATE):
-            self.rows += self._waits(track, frame, row)
+            # Each rank waits from its tick to the end of the negotiation.
+            ready = frame.ready if track not in self._ranks else []
+            waits = [replace(span, rank=rank, start=start) for rank, start in ready if start <= at]
+            self.rows += [(wait, turn) for wait in (waits if ready else [span])]
         elif not stack:
             # Only the end of an operation has its size. Without inner phases the operation itself is the transfer.
-            inside = frame.inside or [replace(row, lane="exchange", name=collective(frame.name))]
             size = _bytes(args)
             self._turns[track] = turn + 1
-            self.rows += [replace(r, bytes=r.bytes or size) if r.lane == "exchange" else r for r in inside]
+            for one in frame.inside or [replace(transfer, bytes=0)]:
+                self.rows.append((replace(one, bytes=one.bytes or size) if one.lane == "exchange" else one, turn))
         elif _TRANSFER.match(frame.name):
-            stack[0].inside.append(replace(row, lane="exchange", name=collective(frame.name), bytes=frame.bytes))
+            stack[0].inside.append(transfer)
         else:
             lane = next((lane for start, lane in _COPIES.items() if frame.name.startswith(start)), "wait")
-            stack[0].inside.append(replace(row, lane=lane))
-
-    def _waits(self, track: _Track, frame: _Frame, row: _Row) -> list[_Row]:
-        """Each rank waits from its tick to the end of the negotiation."""
-        if track in self._ranks or not frame.ready:
-            return [row]
-        return [replace(row, rank=rank, start=at) for rank, at in frame.ready if at <= row.end]
+            stack[0].inside.append(replace(span, lane=lane))
 
 
 def _bytes(args: dict[str, Any]) -> int:
@@ -185,43 +165,42 @@ def _with_steps(rows: list[_Row], base: int) -> list[Span]:
     cut off). Other tensors, such as a broadcast at the start or a metric at the end, are assigned by time.
     """
     numbers = _numbers(rows)
-    steps = _bounds(rows, numbers)
-    spans = [
+    spans = [span for span, _ in rows]
+    steps = _bounds(spans, numbers)
+    result = [
         Span(rank, STEP, STEP, "", number, base + start, base + end)
-        for rank in sorted({row.rank for row in rows})
+        for rank in sorted({span.rank for span in spans})
         for number, start, end in steps
     ]
-    for row, number in zip(rows, numbers, strict=True):
-        step = number
+    for span, step in zip(spans, numbers, strict=True):
         if step < 0:
-            step = max(0, step_at(steps, row.start, row.end))
-            step = steps[-1][0] if steps and row.start >= steps[-1][2] else step
-        spans.append(Span(row.rank, row.lane, row.name, row.unit, step, base + row.start, base + row.end, row.bytes))
-    return spans
+            after = bool(steps) and span.start >= steps[-1][2]
+            step = steps[-1][0] if after else max(0, step_at(steps, span.start, span.end))
+        result.append(replace(span, step=step, start=base + span.start, end=base + span.end))
+    return result
 
 
 def _numbers(rows: list[_Row]) -> list[int]:
     """The step of each row; negative where it must be assigned by time."""
     turns: dict[str, int] = {}
-    for row in rows:
-        turns[row.unit] = max(row.turn + 1, turns.get(row.unit, 0))
+    for span, turn in rows:
+        turns[span.unit] = max(turn + 1, turns.get(span.unit, 0))
     most = max(turns.values(), default=0)
-    once = {row.unit for row in rows if row.name == "broadcast"}
+    once = {span.unit for span, _ in rows if span.name == "broadcast"}
     regular = {unit for unit, count in turns.items() if count >= max(1, most - 1) and unit not in once}
-    return [row.step if row.step >= 0 else row.turn if row.unit in regular else -1 for row in rows]
+    return [span.step if span.step >= 0 else turn if span.unit in regular else -1 for span, turn in rows]
 
 
-def _bounds(rows: list[_Row], numbers: list[int]) -> list[Step]:
+def _bounds(spans: list[Span], numbers: list[int]) -> list[Step]:
+    """Each step lasts from its first span to the start of the next step."""
     starts: dict[int, int] = {}
-    for row, number in zip(rows, numbers, strict=True):
+    for span, number in zip(spans, numbers, strict=True):
         if number >= 0:
-            starts[number] = min(row.start, starts.get(number, row.start))
+            starts[number] = min(span.start, starts.get(number, span.start))
     if not starts:
-        starts = {0: min((row.start for row in rows), default=0)}
+        starts = {0: min((span.start for span in spans), default=0)}
+    end = max((span.end for span in spans), default=0)
     order = sorted(starts)
-    end = max((row.end for row in rows), default=0)
-    bounds: list[Step] = []
-    for number, following in zip(order, [*order[1:], -1], strict=True):
-        begin = max(starts[number], bounds[-1][2]) if bounds else starts[number]
-        bounds.append((number, begin, max(begin, starts.get(following, end))))
-    return bounds
+    begins = list(accumulate((starts[number] for number in order), max))
+    ends = [*begins[1:], max(begins[-1], end)]
+    return list(zip(order, begins, ends, strict=True))

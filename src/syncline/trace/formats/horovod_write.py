@@ -30,7 +30,7 @@ class _Phase:
     name: str
     outer: str
     step: int
-    args: Mapping[str, int]
+    bytes: int | None = None
 
 
 def horovod_trace(trace: Trace, *, backend: str = "gloo") -> list[Event]:
@@ -60,7 +60,8 @@ def horovod_trace(trace: Trace, *, backend: str = "gloo") -> list[Event]:
                 timed += _track(mine, joined, unit, pid, len(labels))
         named += names(pid, unit, enumerate(labels, start=1))
     first = min((s.rank for s in spans), default=0)
-    timed += [(s.start, _cycle(s.step)) for s in spans if s.lane == STEP and s.rank == first]
+    mark = {"ph": "i", "name": "CYCLE_START", "s": "g", "pid": _CYCLES, "tid": 0}
+    timed += [(s.start, {**mark, "args": {"step": s.step}}) for s in spans if s.lane == STEP and s.rank == first]
     timed.sort(key=lambda pair: pair[0])
     for at, event in timed:
         event["ts"] = micros(at - origin)
@@ -90,16 +91,15 @@ def _phases_of_step(spans: Sequence[Span], backend: str) -> list[_Phase]:
     outer = operation(exchanges[0]) if exchanges else operation("")
     found = []
     for span, following in zip_longest(spans, spans[1:]):
-        args = {"step": span.step}
         if span.lane in _EXCHANGE_LANES:
             outer = operation(span.name)
         name = {"wait": f"NEGOTIATE_{outer}", "exchange": f"{backend}_{outer}", "encode": PACK, "decode": UNPACK}
-        more = {"bytes": span.bytes} if span.lane == "exchange" else {}
         around = "" if span.lane == "wait" else outer
-        found.append(_Phase(span.start, span.end, name[span.lane], around, span.step, args | more))
+        size = span.bytes if span.lane == "exchange" else None
+        found.append(_Phase(span.start, span.end, name[span.lane], around, span.step, size))
         queues = span.lane == "encode" and following is not None and following.lane in _EXCHANGE_LANES
         if queues and following.start > span.end:
-            found.append(_Phase(span.end, following.start, QUEUE, outer, span.step, args))
+            found.append(_Phase(span.end, following.start, QUEUE, outer, span.step))
     return found
 
 
@@ -111,7 +111,7 @@ def _track(
     where = {"pid": pid, "tid": tid}
 
     def begin(at: int, name: str, args: Mapping[str, int]) -> None:
-        timed.append((at, {"ph": "B", "name": name, **where, "args": dict(args)}))
+        timed.append((at, {"ph": "B", "name": name, **where, "args": args}))
 
     def end(at: int) -> None:
         timed.append((at, {"ph": "E", **where}))
@@ -121,7 +121,7 @@ def _track(
         if outer:
             begin(members[0].start, outer, {"step": step})
         for phase in members:
-            begin(phase.start, phase.name, phase.args)
+            begin(phase.start, phase.name, {"step": step} | ({} if phase.bytes is None else {"bytes": phase.bytes}))
             for at, rank in () if outer else joined.get((unit, step, phase.name.removeprefix("NEGOTIATE_")), ()):
                 if phase.start <= at <= phase.end:
                     timed.append((at, {"ph": "X", "name": str(rank), **where, "dur": 0}))
@@ -151,7 +151,3 @@ def _joined(exchanges: Iterable[Exchange]) -> Mapping[_Operation, Sequence[tuple
         key = (exchange.unit or exchange.name, exchange.step, operation(exchange.name))
         joined[key] += [(member.joined, member.rank) for member in exchange.members]
     return {key: sorted(ranks) for key, ranks in joined.items()}
-
-
-def _cycle(step: int) -> Event:
-    return {"ph": "i", "name": "CYCLE_START", "s": "g", "pid": _CYCLES, "tid": 0, "args": {"step": step}}

@@ -4,9 +4,11 @@ A new format: write `<name>_read.py` with `KIND`, `recognises` and `read`, and a
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from syncline.errors import UsageError, unknown
@@ -21,22 +23,16 @@ from syncline.trace.span import Span
 TRACE = "trace.json.gz"
 """The file name of the trace of all ranks in a strategy's folder."""
 
-Recognises = Callable[[TraceFile, dict[str, Any]], bool]
-"""Whether the file (its header) and one of its events show that it has this format."""
-Reads = Callable[[TraceFile], list[RankTrace]]
-"""The spans of each rank that a file tells of."""
+READERS = (profiler_read, horovod_read, chrome_read)
+"""The modules of all formats that can be read.
 
-READERS: dict[str, tuple[Recognises, Reads]] = {
-    profiler_read.KIND: (profiler_read.recognises, profiler_read.read),
-    horovod_read.KIND: (horovod_read.recognises, horovod_read.read),
-    chrome_read.KIND: (chrome_read.recognises, chrome_read.read),
-}
-"""All formats that can be read."""
+`recognises(file, event)` says whether the file (its header) and one of its events show that it has this format;
+`read(file)` gives the spans of each rank that the file tells of.
+"""
 
 _LOOK = 20_000  # events after which a file of an unknown format is given up
 _RANK = re.compile(r"(?:rank|worker|^r)[-_. ]?(\d{1,6})", re.IGNORECASE | re.ASCII)
 _SHOWN = 20
-_ENDINGS = (".json", ".json.gz")
 _NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # other files of a run folder
 
 
@@ -67,7 +63,10 @@ def load(source: str | Path | Sequence[str | Path], *, run: str | None = None, l
         return _load_file(chosen[0] / TRACE, limits)
     if len(found) > 1:
         raise UsageError(f"{path} holds the traces of {len(found)} runs: name one, such as {found[0]}")
-    return _load_file(found[0] / TRACE, limits) if found else _load_folder(path, limits)
+    if found:
+        return _load_file(found[0] / TRACE, limits)
+    files = _paths(path)
+    return _load_file(files[0], limits) if len(files) == 1 else _foreign(path, import_files(files, limits=limits))
 
 
 def runs(path: Path) -> list[Path]:
@@ -75,19 +74,8 @@ def runs(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob(f"runs/*/{TRACE}"))
 
 
-def _load_folder(path: Path, limits: Limits | None) -> Trace:
-    """Files of ranks that another tool wrote."""
-    files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.name not in _NO_TRACES)
-    if not files:
-        raise UsageError(
-            f"{path} holds no trace: name a run folder of syncline train or compare, or a folder with traces of"
-            " another tool"
-        )
-    return _load_file(files[0], limits) if len(files) == 1 else _foreign(path, import_files(files, limits=limits))
-
-
 def _load_file(path: Path, limits: Limits | None) -> Trace:
-    if _reader(path, limits or Limits())[0] != chrome_read.KIND:
+    if _reader(path, limits or Limits()) is not chrome_read:
         return _foreign(path, import_files(path, limits=limits))
     found = chrome_read.read_chrome_trace(path)
     written = found.metadata.get("notes")
@@ -101,11 +89,11 @@ def _load_file(path: Path, limits: Limits | None) -> Trace:
 
 def _foreign(path: Path, found: "Imported") -> Trace:
     """A trace of another tool; waits are split off where the ranks' clocks agree."""
-    metadata: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.ranks))}
+    metadata: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.spans))}
     if not found.aligned:
         metadata["aligned"] = False
-    spans = [span for rank in found.ranks for span in found.spans[rank]]
-    split = found.aligned and len(found.ranks) > 1
+    spans = [span for mine in found.spans.values() for span in mine]
+    split = found.aligned and len(found.spans) > 1
     return _with_note(Trace.of(spans, metadata=metadata, notes=found.notes, path=path, split=split))
 
 
@@ -128,11 +116,6 @@ class Imported:
     world: int = 0
     """The job's number of ranks according to its files; 0 where they do not say."""
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that have spans."""
-        return tuple(self.spans)
-
 
 def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | None = None) -> Imported:
     """Read one trace file, several files, or all files of a folder (one per rank), plain or gzip.
@@ -146,13 +129,16 @@ def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | 
     kinds: dict[str, Path] = {}
     for path in paths:
         try:
-            kind, found = _read(path, limits or Limits())
+            reader = _reader(path, limits or Limits())
+            found = [trace for trace in reader.read(TraceFile(path, limits or Limits())) if trace.spans]
+            if not found:
+                raise UsageError(f"{path} holds nothing that can be analysed: profile at least one whole training step")
         except UsageError as error:
             if len(paths) == 1:
                 raise
             notes.append(f"left out: {error}")
             continue
-        kinds.setdefault(kind, path)
+        kinds.setdefault(reader.KIND, path)
         traces += found
     if not traces:
         raise UsageError(f"none of {len(paths)} files is a trace that can be read; {notes[0]}")
@@ -168,34 +154,28 @@ def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
     if not given:
         raise UsageError("no trace was given: name a file, several, or a folder")
     if len(given) == 1 and given[0].is_dir():
-        found = sorted(path for path in given[0].iterdir() if path.name.endswith(_ENDINGS))
-        if not found:
-            raise UsageError(f"{given[0]} has no .json or .json.gz file: give the folder that holds the trace files")
-        return found
+        files = (file for file in given[0].iterdir() if file.name not in _NO_TRACES)
+        if found := sorted(file for file in files if file.name.endswith((".json", ".json.gz"))):
+            return found
+        raise UsageError(
+            f"{given[0]} holds no trace: name a run folder of syncline train or compare, or a folder with .json or"
+            " .json.gz files of another tool"
+        )
     # A pipe or a device could block for ever.
     if odd := next((path for path in given if not path.is_file()), None):
         raise UsageError(f"{odd} is not a file: give trace files, or one folder of them")
     return given
 
 
-def _read(path: Path, limits: Limits) -> tuple[str, list[RankTrace]]:
-    kind, reads = _reader(path, limits)
-    found = [trace for trace in reads(TraceFile(path, limits)) if trace.spans]
-    if not found:
-        raise UsageError(f"{path} holds nothing that can be analysed: profile at least one whole training step")
-    return kind, found
-
-
-def _reader(path: Path, limits: Limits) -> tuple[str, Reads]:
-    """The format of a file and the function that reads it."""
+def _reader(path: Path, limits: Limits) -> ModuleType:
+    """The module that reads this file."""
     file = TraceFile(path, limits)
-    for number, event in enumerate(file.events()):
-        for kind, (recognises, reads) in READERS.items():
-            if recognises(file, event):
-                return kind, reads
-        if number == _LOOK:
-            break
-    raise UsageError(f"{path} is not a trace of {', '.join(READERS)}: none of its events is known")
+    for event in islice(file.events(), _LOOK):
+        for reader in READERS:
+            if reader.recognises(file, event):
+                return reader
+    known = ", ".join(reader.KIND for reader in READERS)
+    raise UsageError(f"{path} is not a trace of {known}: none of its events is known")
 
 
 def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:

@@ -6,7 +6,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.collective_names import collective, elements, item_size
-from syncline.trace.formats.profiler_spans import Collective, Interval, Kernel, Rows, Thread, spans_of
+from syncline.trace.formats.profiler_spans import Interval, Rows, Thread, spans_of
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
 
 KIND = "torch.profiler"
@@ -74,7 +74,6 @@ class _Reader:
     rows: Rows = field(default_factory=Rows)
     odd: int = 0
     pid: str = ""
-    _kept: int = 0
     _last: dict[Thread, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
@@ -94,27 +93,23 @@ class _Reader:
         elif category in _LAUNCH:
             correlation = whole(fields(event).get("correlation"))
             if correlation > 0 and _STARTS.search(name):
-                self._keep()
+                self.file.keep()
                 self.rows.launches[correlation] = (thread, when[0])
         else:
-            self._keep()
+            self.file.keep()
             self._device(event, category, name, *when)
-
-    def _keep(self) -> None:
-        self._kept += 1
-        if self._kept > self.file.limits.spans:
-            raise self.file.too_many("spans")
 
     def _host(self, event: dict[str, Any], category: str, name: str, thread: Thread, start: int, end: int) -> None:
         kind = _kind(name, category)
         begin, finish = self._last.get(thread, (0, -1))
         if not kind or (kind not in ("launch", "range", "step") and begin <= start and end <= finish):
             return
-        self._keep()
+        self.file.keep()
         if kind == "launch":
-            self.rows.calls[thread].append(Collective(start, end, collective(name), _message(event)))
+            self.rows.calls[thread].append(Interval(start, end, collective(name), bytes=_message(event)))
         elif kind == "range":
-            self.rows.collectives.append(Collective(start, end, collective(name.partition(":")[2]), _message(event)))
+            title = collective(name.partition(":")[2])
+            self.rows.collectives.append(Interval(start, end, title, bytes=_message(event)))
         elif kind == "step":
             self.pid = text(str(event.get("pid")))
             self.rows.steps.append(((int(name.partition("#")[2]), start, end), thread))
@@ -129,11 +124,11 @@ class _Reader:
             title = collective(text(args.get("Collective name")) or name)
             count = max(whole(args.get("In msg nelems"), 0), whole(args.get("Out msg nelems"), 0))
             size = count * item_size(args.get("dtype"))
-            self.rows.collectives.append(Collective(start, end, title, size, correlation))
+            self.rows.collectives.append(Interval(start, end, title, bytes=size, correlation=correlation))
         else:
             # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
-            copied = category == "gpu_memcpy" and "HtoD" in name
-            self.rows.kernels.append(Kernel(start, end, correlation, copied))
+            kind = "copy" if category == "gpu_memcpy" and "HtoD" in name else "kernel"
+            self.rows.kernels.append(Interval(start, end, kind, correlation=correlation))
 
 
 def _kind(name: str, category: str) -> str:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 from syncline.trace.formats.trace_file import Step, step_at
@@ -20,35 +21,18 @@ Thread = int | str
 
 
 class Interval(NamedTuple):
-    """An interval of work of a thread.
+    """An interval of work of a thread, a kernel, or a collective.
 
     `kind` is a lane. Before `_thread_lanes` it can also be `op` (an op of any lane) or `finish` (DDP's copies after the
-    backward pass).
+    backward pass). A kernel's kind is `kernel`, or `copy` (of an input to the GPU); a collective's is its name.
     """
 
     start: int
     end: int
     kind: str
     step: int = -1
-
-
-class Collective(NamedTuple):
-    """A collective as it ran: a range of a communication thread, or a kernel."""
-
-    start: int
-    end: int
-    name: str
-    bytes: int
+    bytes: int = 0
     correlation: int = -1
-
-
-class Kernel(NamedTuple):
-    """A kernel, or (`copied`) a copy of an input to the GPU."""
-
-    start: int
-    end: int
-    correlation: int
-    copied: bool
 
 
 @dataclass
@@ -57,10 +41,10 @@ class Rows:
 
     steps: list[tuple[Step, Thread]] = field(default_factory=list)
     host: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[Interval] = field(default_factory=list)
     launches: dict[int, tuple[Thread, int]] = field(default_factory=dict)
-    collectives: list[Collective] = field(default_factory=list)
-    calls: dict[Thread, list[Collective]] = field(default_factory=lambda: defaultdict(list))
+    collectives: list[Interval] = field(default_factory=list)
+    calls: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
 
 
 def spans_of(rows: Rows, *, rank: int, base: int) -> tuple[list[Span], list[str]]:
@@ -82,7 +66,7 @@ def spans_of(rows: Rows, *, rank: int, base: int) -> tuple[list[Span], list[str]
             continue
         unit = f"collective {counted[step]}"
         counted[step] += 1
-        spans.append(Span(rank, "exchange", each.name, unit, step, base + each.start, base + each.end, each.bytes))
+        spans.append(Span(rank, "exchange", each.kind, unit, step, base + each.start, base + each.end, each.bytes))
     if outside:
         notes.append(f"{outside} spans before its first or after its last step were left out")
     return spans, notes
@@ -92,13 +76,11 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     steps = sorted({step[0]: step for step, _ in rows.steps}.values(), key=lambda step: step[1])
     if steps:
         return steps
-    edges = [(interval.start, interval.end) for thread in rows.host.values() for interval in thread]
-    edges += [(kernel.start, kernel.end) for kernel in rows.kernels]
-    edges += [(each.start, each.end) for each in rows.collectives]
-    if not edges:
+    events = [*chain.from_iterable(rows.host.values()), *rows.kernels, *rows.collectives]
+    if not events:
         return []
     notes.append("it has no ProfilerStep ranges, so all of it is one step: call profiler.step() after every step")
-    return [(0, min(start for start, _ in edges), max(end for _, end in edges))]
+    return [(0, min(event.start for event in events), max(event.end for event in events))]
 
 
 def _work(rows: Rows, steps: list[Step]) -> list[Interval]:
@@ -111,7 +93,7 @@ def _work(rows: Rows, steps: list[Step]) -> list[Interval]:
     return [
         interval
         for thread, intervals in lanes.items()
-        for interval in _without(intervals, [(call.start, call.end) for call in rows.calls.get(thread, [])])
+        for interval in _without(intervals, _outermost(rows.calls.get(thread, [])))
     ]
 
 
@@ -125,33 +107,25 @@ def _kernels(rows: Rows, lanes: dict[Thread, list[Interval]], steps: list[Step])
         place = bisect_right(starts.get(thread, []), launched) - 1
         before = lanes[thread][place] if place >= 0 else None
         lane = before.kind if before is not None and before.step == step else "forward"
-        if kernel.copied and lane == "forward":
+        if kernel.kind == "copy" and lane == "forward":
             lane = "data"
         by_lane[lane].append(Interval(kernel.start, kernel.end, lane, step))
     return [interval for intervals in by_lane.values() for interval in _joined(intervals, _JOIN_KERNELS)]
 
 
-def _collectives(rows: Rows, notes: list[str]) -> list[Collective]:
+def _collectives(rows: Rows, notes: list[str]) -> list[Interval]:
     found = rows.collectives
     if not found and any(rows.calls.values()):
         notes.append(
             "it has only the calls of its collectives, which may return before the transfer ends:"
             " profile with ProfilerActivity.CUDA, or use the gloo backend on the CPU"
         )
-        found = [call for calls in rows.calls.values() for call in _not_nested(calls)]
+        found = [call for calls in rows.calls.values() for call in _outermost(calls)]
     if not found:
         notes.append("it holds no collectives")
     elif not any(each.bytes for each in found):
         notes.append("it does not say how large its messages are: profile with record_shapes=True")
     return found
-
-
-def _not_nested(calls: list[Collective]) -> list[Collective]:
-    result: list[Collective] = []
-    for call in sorted(calls, key=lambda c: (c.start, -c.end)):
-        if not result or call.start >= result[-1].end:
-            result.append(call)
-    return result
 
 
 def _thread_lanes(intervals: Iterable[Interval], steps: list[Step], *, training: bool) -> list[Interval]:
@@ -178,15 +152,13 @@ def _joined(intervals: Iterable[Interval], gap: int) -> list[Interval]:
     return result
 
 
-def _without(intervals: list[Interval], holes: Iterable[tuple[int, int]]) -> list[Interval]:
-    """The intervals of one thread with the holes removed."""
-    separate = _joined([Interval(start, end, "") for start, end in sorted(holes)], 0)
+def _without(intervals: list[Interval], holes: list[Interval]) -> list[Interval]:
+    """The intervals of one thread with the holes removed; holes do not overlap."""
     result: list[Interval] = []
-    ends = [hole.end for hole in separate]
+    ends = [hole.end for hole in holes]
     for interval in intervals:
         at = interval.start
-        for place in range(bisect_right(ends, interval.start), len(separate)):
-            hole = separate[place]
+        for hole in islice(holes, bisect_right(ends, interval.start), None):
             if hole.start >= interval.end:
                 break
             if hole.start > at:
@@ -198,6 +170,7 @@ def _without(intervals: list[Interval], holes: Iterable[tuple[int, int]]) -> lis
 
 
 def _outermost(intervals: Iterable[Interval]) -> list[Interval]:
+    """The intervals without those that lie inside others, in order; where two overlap, the later one is cut."""
     result: list[Interval] = []
     for interval in sorted(intervals, key=lambda p: (p.start, -p.end)):
         at = result[-1].end if result else interval.start

@@ -25,7 +25,7 @@ class TraceFile:
     """One file being read: `events()` yields its events and fills in the other fields meanwhile.
 
     `array`: the file is a bare array, as Horovod writes it. `cut`: how the file stopped before its end, if it did.
-    `count`, `odd`: the number of entries, and of those that are not objects.
+    `count`, `odd`: the number of entries, and of those that are not objects. `kept`: the records in memory.
     """
 
     path: Path
@@ -35,6 +35,7 @@ class TraceFile:
     cut: str = ""
     count: int = 0
     odd: int = 0
+    kept: int = 0
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The events, in the file's order.
@@ -52,8 +53,13 @@ class TraceFile:
         except OSError as error:
             raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
 
-    def too_many(self, what: str) -> UsageError:
-        """The error for a file that exceeds `Limits.<what>`."""
+    def keep(self) -> None:
+        """Count a record that stays in memory; `UsageError` if there are too many."""
+        self.kept += 1
+        if self.kept > self.limits.spans:
+            raise self._too_many("spans")
+
+    def _too_many(self, what: str) -> UsageError:
         most = getattr(self.limits, what)
         return UsageError(f"{self.path} has more than {most} {what}: profile fewer steps, or raise Limits.{what}")
 
@@ -99,7 +105,7 @@ class TraceFile:
                 return
             self.count += 1
             if self.count > self.limits.events:
-                raise self.too_many("events")
+                raise self._too_many("events")
             if isinstance(event, dict):
                 yield event
             else:
