@@ -5,7 +5,7 @@ import json
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trace_files import host
 
@@ -24,6 +24,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.dictionaries(st.text(), VALUES, max_size=4), max_size=8), VALUES, st.integers(1, 40), st.booleans())
+@example([], 1.0000000000000002e16, 4, False)
 def test_events_are_those_of_the_standard_library_however_the_file_is_chunked(
     tmp_path_factory, events, header, chunk, packed
 ):

@@ -20,6 +20,7 @@ from syncline.errors import UsageError
 _CHUNK = 1 << 18
 _SPACE = re.compile(r"[ \t\r\n]*")
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|([\[{])|([\]}])', re.DOTALL)
+_GOES_ON = re.compile(r"(?:[.eE][+-]?)?")
 # Control characters in strings are accepted (profilers do not escape them); NaN and Infinity are not times.
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
@@ -81,8 +82,8 @@ class Window:
                 raise self._deep() from None
             except ValueError:
                 value, end = CUT, -1
-            # A value that touches the end of the window may go on in the next one, as 12 does in 123.
-            if end >= 0 and (end < len(self._text) or self._ended):
+            # A number at the end of the window may go on in the next one, as 12 does in 123 and in 12e+3.
+            if end >= 0 and (self._ended or not _GOES_ON.fullmatch(self._text, end)):
                 self._check(end, most)
                 self._at = end
                 return value
