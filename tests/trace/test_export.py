@@ -8,12 +8,13 @@ import pytest
 from chrome_checker import check, ns
 from hypothesis import given
 from hypothesis import strategies as st
+from trace_files import chrome_trace
 
 from syncline.errors import UsageError
 from syncline.trace import LANES, Span, Trace
 from syncline.trace.formats.chrome_events import micros
 from syncline.trace.formats.chrome_read import read_chrome_trace
-from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
+from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.horovod_write import horovod_trace, operation
 
 NAMES = st.sampled_from(["all-reduce", "ring", "blocked", "encode", "broadcast", 'a "b" \\ c'])

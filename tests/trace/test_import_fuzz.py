@@ -10,7 +10,7 @@ import diff_traces
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_files import GLOO, HOROVOD
+from trace_files import GLOO, HOROVOD, chrome_trace
 
 from syncline.errors import UsageError
 from syncline.report.panels import panel
@@ -18,7 +18,6 @@ from syncline.sim.replay.what_if import Replay
 from syncline.trace import Limits, Span, Trace, overlap, partition
 from syncline.trace.analysis.analysis import analyze
 from syncline.trace.analysis.diff import diff, side
-from syncline.trace.formats.chrome_write import chrome_trace
 from syncline.trace.formats.load import import_files, load
 from syncline.trace.merge.merge import Part
 from syncline.trace.merge.metadata import checked_metadata

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
+from trace_files import chrome_trace
 
 import syncline
 from syncline.trace import Recorder, Span, Trace
-from syncline.trace.formats.chrome_write import chrome_trace, write_chrome_trace
+from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.record.cpu_time import MAX_STEPS
 from syncline.trace.record.cuda_clock import CudaClock
 from syncline.trace.record.recorder import process_recorder

@@ -4,10 +4,17 @@ import gzip
 import json
 from pathlib import Path
 
+from syncline.trace.formats.chrome_write import chrome_events, chrome_head
+
 FIXTURES = Path(__file__).parent / "fixtures"
 GLOO = [FIXTURES / f"gloo-rank{rank}.json.gz" for rank in (0, 1)]
 NCCL = [FIXTURES / f"nccl-rank{rank}.json.gz" for rank in (0, 1)]
 HOROVOD = FIXTURES / "horovod-timeline.json"
+
+
+def chrome_trace(trace):
+    """A trace as Chrome's JSON object."""
+    return {**chrome_head(trace), "traceEvents": list(chrome_events(trace))}
 
 
 def raw(path):

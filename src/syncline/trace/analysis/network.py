@@ -1,12 +1,11 @@
 """Cost of exchanges on the network: messages, bytes, latency and bandwidth, as the trace shows them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
-from syncline.stats import mean_or_zero, median, median_or_zero, quantile, weighted_median
+from syncline.stats import mean, median, median_or_zero, quantile, weighted_median
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import busy_periods, covered
 from syncline.trace.merge.exchanges import Exchange, Member
@@ -87,7 +86,9 @@ def network_use(trace: Prepared, steps: Sequence[int], *, link: float | None = N
     if messages > _ALONE * sum(len(of) for of in periods.values()):
         # Messages share the network: each gets an equal part of its busy time.
         points = [(sum(sizes.values()) / messages, sum(busy.values()) / 1e6 / messages)]
-    latency, bits, known = _cost(points, link, best, factor=_mean(sent) / max(1, _mean(sizes) * count))
+    latency, bits, known = _cost(
+        points, link, best, factor=mean(list(sent.values())) / max(1, mean(list(sizes.values())) * count)
+    )
     if best is not None and bits is not None and known == "fitted":
         best = max(best, bits)
     return NetworkUse(
@@ -119,10 +120,6 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     pairs = [(a, b) for a, b in combinations(points, 2) if b[0] > a[0]]
     slope = max(0.0, weighted_median([((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in pairs]))
     return max(0.0, median_or_zero([time - slope * size for size, time in points])), slope
-
-
-def _mean(values: Mapping[Any, float]) -> float:
-    return mean_or_zero(list(values.values()))
 
 
 def _factor(name: str, ranks: int) -> float:

@@ -3,7 +3,8 @@
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,25 +54,20 @@ def write_events(events: Iterable[Event], path: Path, *, head: Mapping[str, Any]
     come, so a large trace is never in memory as a whole.
     """
     part = path.with_name(path.name + ".part")
+    encode = json.JSONEncoder().encode
+    rest, between = iter(events), ""
     try:
-        with part.open("wb") as raw:
-            if path.suffix == ".gz":
-                # Without a name and a time in it, the same events give the same file.
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
-                    _write(events, head, packed.write)
-            else:
-                _write(events, head, raw.write)
+        # Without a name and a time in it, the same events give the same compressed file.
+        with (
+            part.open("wb") as raw,
+            gzip.GzipFile("", "wb", 6, raw, 0) if path.suffix == ".gz" else nullcontext(raw) as file,
+        ):
+            file.write(b"[" if head is None else f'{encode(dict(head))[:-1]}, "traceEvents": ['.encode())
+            while chunk := list(islice(rest, _CHUNK)):
+                file.write((between + ",\n".join(map(encode, chunk))).encode())
+                between = ",\n"
+            file.write(b"]" if head is None else b"]}")
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def _write(events: Iterable[Event], head: Mapping[str, Any] | None, write: Callable[[bytes], object]) -> None:
-    encode = json.JSONEncoder().encode
-    write(b"[" if head is None else f'{encode(dict(head))[:-1]}, "traceEvents": ['.encode())
-    rest, between = iter(events), ""
-    while chunk := list(islice(rest, _CHUNK)):
-        write((between + ",\n".join(map(encode, chunk))).encode())
-        between = ",\n"
-    write(b"]" if head is None else b"]}")

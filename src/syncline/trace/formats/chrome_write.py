@@ -21,11 +21,6 @@ FORMAT = "syncline trace 1"
 _ORDER = (STEP, *LANES)
 
 
-def chrome_trace(trace: Trace) -> dict[str, Any]:
-    """The trace as a JSON object."""
-    return {**chrome_head(trace), "traceEvents": list(chrome_events(trace))}
-
-
 def write_chrome_trace(trace: Trace, path: Path) -> None:
     """Write the trace atomically, compressed if the name ends in `.gz`."""
     write_events(chrome_events(trace), path, head=chrome_head(trace))

@@ -100,16 +100,20 @@ def merge(parts: Sequence[Part]) -> Trace:
     counts for all of them.
     """
     parts = sorted(parts, key=lambda part: part.rank)
-    known = [part for part in parts if part.clock is not None]
+    known = [(part.host, part.clock) for part in parts if part.clock is not None]
     # Without rank 0, clocks that were measured against it still agree. Without any measurement, the first clock counts.
     zero = next((part.host for part in parts if part.rank == 0 or not known), None)
-    hosts = {part.host: Clock() if part.host == zero else _best(known, part.host) for part in parts}
-    unknown = [part.rank for part in parts if hosts[part.host] is None]
-    spans = [_aligned(span, hosts[part.host]) for part in parts for span in part.spans]
+    clocks = dict(sorted(known, key=lambda pair: -pair[1].error))  # of several for a host, the best one is kept
+    if zero is not None:
+        clocks[zero] = Clock()
+    spans = [_aligned(span, clocks.get(part.host, Clock())) for part in parts for span in part.spans]
     metadata = _rank_metadata(parts)
-    if unknown:
-        return Trace.of(spans, metadata=metadata | {"clock_error_ns": None}, notes=[_unknown(unknown)], split=False)
-    error = max((clock.error for clock in hosts.values() if clock is not None), default=0.0)
+    if unknown := [str(part.rank) for part in parts if part.host not in clocks]:
+        who = f"rank{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
+        note = f"{who} ran on another host and no clock was measured: times are not aligned there, and waits for a late"
+        note += f" rank {WAITS_UNKNOWN[0]}"
+        return Trace.of(spans, metadata=metadata | {"clock_error_ns": None}, notes=[note], split=False)
+    error = max((clock.error for clock in clocks.values()), default=0.0)
     return Trace.of(spans, metadata=metadata | {"clock_error_ns": error})
 
 
@@ -131,20 +135,7 @@ def _rank_metadata(parts: Sequence[Part]) -> dict[str, Any]:
     return metadata
 
 
-def _best(known: Sequence[Part], host: str) -> Clock | None:
-    clocks = [part.clock for part in known if part.host == host and part.clock is not None]
-    return min(clocks, key=lambda clock: clock.error, default=None)
-
-
-def _aligned(span: Span, clock: Clock | None) -> Span:
-    if clock is None or clock == Clock():
+def _aligned(span: Span, clock: Clock) -> Span:
+    if clock == Clock():
         return span
     return replace(span, start=clock.align(span.start), end=clock.align(span.end))
-
-
-def _unknown(ranks: Sequence[int]) -> str:
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return (
-        f"{who} ran on another host and no clock was measured: times are not aligned there, and waits for a late rank"
-        f" {WAITS_UNKNOWN[0]}"
-    )
