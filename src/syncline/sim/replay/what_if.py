@@ -97,11 +97,6 @@ class Replay:
         return self.network.latency / max(1, self._overlapping[work.busy_period]), work.bytes / self.network.bytes_per_s
 
 
-def _infinite(replay: Replay) -> tuple[StepTimes, str]:
-    steps = run(replay.graph, replay.counted, transfer=lambda work: 0.0)
-    return steps, "transfers take no time; ranks still wait for late ranks"
-
-
 def _no_straggler(replay: Replay) -> tuple[StepTimes, str]:
     factors, excess = _without_stragglers(replay.graph)
     steps = run(replay.graph, replay.counted, factors=factors)
@@ -166,7 +161,10 @@ def _thread_times(graph: Graph) -> dict[str, Counter[tuple[int, int]]]:
 
 QUESTIONS: Mapping[str, Callable[[Replay], tuple[StepTimes, str]]] = {
     "no-straggler": _no_straggler,
-    "infinite-network": _infinite,
+    "infinite-network": lambda replay: (
+        run(replay.graph, replay.counted, transfer=lambda work: 0.0),
+        "transfers take no time; ranks still wait for late ranks",
+    ),
     "perfect-overlap": _perfect,
 }
 """Questions about any trace, besides `2x`, `bandwidth=0.5x` and so on."""

@@ -6,7 +6,7 @@ A new cause: write a function here (or elsewhere) with the decorator `@cause`.
 from collections.abc import Callable, Sequence
 
 from syncline.stats import mean_or_zero, two_standard_errors, winsorized_mean
-from syncline.trace.analysis.findings import Facts, Finding, bits, size, words
+from syncline.trace.analysis.findings import Facts, Finding, scaled, words
 
 _LATE_SHARE = 0.65  # of all waits: below this, ranks wait for one another in turn
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
@@ -35,31 +35,28 @@ def straggler(facts: Facts) -> Finding | None:
     gains = winsorized_mean(late.gains)
     longer = sum(ms for ms in late.excess.values() if ms > 0)
     named = sorted((p for p, ms in late.excess.items() if ms >= _ALSO * longer > 0), key=lambda p: -late.excess[p])
+    doubt = two_standard_errors(late.gains)
     if not named or facts.bound.compute_ms is None:
-        return Finding(
-            "straggler",
+        unknown = (
             f"Rank {late.rank} is the late one in {late.share:.0%} of all waits, by {gains:.1f} ms per step"
-            f" ({facts.share(gains)}); the trace does not show what it was doing.",
-            gains,
-            two_standard_errors(late.gains),
+            f" ({facts.share(gains)}); the trace does not show what it was doing."
         )
+        return Finding("straggler", unknown, gains, doubt)
     gain = min(gains, sum(late.excess[phase] for phase in named))
     delayed_in = " and ".join(words(phase) for phase in named)
     spent = {rank: sum(winsorized_mean(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
-    others = [ms for rank, ms in spent.items() if rank != late.rank]
-    compared = (
-        f" ({spent[late.rank]:.1f} ms there, the others {mean_or_zero(others):.1f} ms)" if late.rank in spent else ""
-    )
+    compared = ""
+    if late.rank in spent:
+        own = spent.pop(late.rank)
+        compared = f" ({own:.1f} ms there, the others {mean_or_zero(list(spent.values())):.1f} ms)"
     queued = {rank: ms for load in facts.loads for rank, ms in load.by_rank.items()}
-    behind = queued.get(late.rank, 0.0) - mean_or_zero([ms for rank, ms in queued.items() if rank != late.rank])
+    behind = queued.pop(late.rank, 0.0) - mean_or_zero(list(queued.values()))
     why = f" Its thread waits {behind:.1f} ms longer for a core of its host." if behind > gain / 2 else ""
-    return Finding(
-        "straggler",
+    sentence = (
         f"Rank {late.rank} is late, delayed in {delayed_in}{compared}: the other ranks wait {late.wait_ms:.1f} ms per"
-        f" step for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}",
-        gain,
-        two_standard_errors(late.gains),
+        f" step for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}"
     )
+    return Finding("straggler", sentence, gain, doubt)
 
 
 @cause
@@ -126,12 +123,16 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
         what, apart = "transfers", f"; {gain * network.latency_share:.1f} ms of it are latency"
     what += "" if facts.waits_known else ", or waits for another rank,"
     rate = (
-        f", {bits(network.bytes * 8e3 / network.busy_ms)} while they move" if network.bytes and network.busy_ms else ""
+        f", {scaled(network.bytes * 8e3 / network.busy_ms, 'bit/s')} while they move"
+        if network.bytes and network.busy_ms
+        else ""
     )
-    several = f" ({size(network.wire_bytes)} to and from a rank)" if network.wire_bytes > 1.05 * network.bytes else ""
-    link = f"{several} over a link of {bits(network.link)}" if network.link else several
+    several = (
+        f" ({scaled(network.wire_bytes, 'B')} to and from a rank)" if network.wire_bytes > 1.05 * network.bytes else ""
+    )
+    link = f"{several} over a link of {scaled(network.link, 'bit/s')}" if network.link else several
     number = f"{network.messages:.0f} message{'s' if round(network.messages) != 1 else ''}"
-    sized = f"{size(network.bytes)} per step in {number}" if network.bytes else f"{number} of unknown size"
+    sized = f"{scaled(network.bytes, 'B')} per step in {number}" if network.bytes else f"{number} of unknown size"
     hidden = f", {facts.communication:.0%} hidden" if facts.communication is not None else ""
     return Finding(
         "bandwidth-bound",
@@ -155,7 +156,7 @@ def latency_bound(facts: Facts) -> Finding | None:
     return Finding(
         "latency-bound",
         f"{gain:.1f} ms per step ({facts.share(gain)}) are the latency of {network.messages:.0f} messages of"
-        f" {size(network.bytes / network.messages)} on average{at.get(network.known, '')}:"
+        f" {scaled(network.bytes / network.messages, 'B')} on average{at.get(network.known, '')}:"
         f" {gain / network.messages:.2f} ms each, {joining:.1f} ms in total for ranks to join. Combine"
         f" them into fewer messages.{unsure}",
         gain,

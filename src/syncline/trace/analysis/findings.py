@@ -93,16 +93,11 @@ def words(phase: str) -> str:
     return _WORDS.get(phase, phase)
 
 
-def size(count: float) -> str:
-    """Bytes with a unit."""
-    return _scaled(count, "B")
+def scaled(value: float, unit: str) -> str:
+    """A number with a unit such as `B` or `bit/s`, in thousands of it.
 
-
-def bits(rate: float) -> str:
-    """Bits per second with a unit."""
-    return _scaled(rate, "bit/s")
-
-
-def _scaled(value: float, unit: str) -> str:
+    >>> scaled(25_000_000, "B")
+    '25 MB'
+    """
     power = next((power for power in range(3) if value < 1000 ** (power + 1)), 3)
     return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}{unit}"

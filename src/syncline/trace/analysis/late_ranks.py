@@ -88,9 +88,7 @@ def _excess(trace: Prepared, kept: set[int]) -> dict[int, dict[str, float]]:
         if last.joined == first or not any(trace.exposed_ns(member.wait) for member in exchange.members):
             continue
         # Exchanges after the same meeting have their waits at the same time: the last one covers all of it.
-        key = (last.rank, together, step)
-        if key not in latest or latest[key].last_joined < exchange.last_joined:
-            latest[key] = exchange
+        latest[last.rank, together, step] = exchange
     values: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for (rank, together, step), exchange in latest.items():
         begins = [trace.bounds[one][step][0] for one in trace.ranks if step in trace.bounds[one]]

@@ -96,20 +96,19 @@ def _causes(
     trace: Prepared, early: Sequence[int], late: Sequence[int], planned: dict[int, dict[str, float]]
 ) -> tuple[tuple[str, float], ...]:
     """By phase, planning apart: ms that the early steps took longer than as many late ones, the largest first."""
-    extra: dict[str, float] = {}
+    extra: dict[str, float] = dict.fromkeys(PLANNING, 0.0)
+    usual: dict[str, float] = {}
     for phase in PHASES:
-        usual = mean_or_zero([mean_or_zero(trace.phase(phase, rank, late)) for rank in trace.ranks])
+        usual[phase] = mean_or_zero([mean_or_zero(trace.phase(phase, rank, late)) for rank in trace.ranks])
         spent = mean_or_zero([sum(trace.phase(phase, rank, early)) for rank in trace.ranks])
-        extra[phase] = spent - usual * len(early)
-    steady = mean_or_zero([mean_or_zero(trace.phase("update", rank, late)) for rank in trace.ranks])
-    extra |= dict.fromkeys(PLANNING, 0.0)
+        extra[phase] = spent - usual[phase] * len(early)
     for step in early:
         names = planned.get(step, {})
         own = sum(names.values())
         # Measurements for the plan run in the same update, before the planning span: they count as planning too.
         spent = mean_or_zero([trace.parts[rank][step]["update"] / 1e6 for rank in trace.ranks])
         for name, ms in names.items():
-            share = max(own, spent - steady) * (ms / own if own else 1 / len(names))
+            share = max(own, spent - usual["update"]) * (ms / own if own else 1 / len(names))
             extra[name] += share
             extra["update"] -= share
     whole = sum(ms for ms in extra.values() if ms > 0)

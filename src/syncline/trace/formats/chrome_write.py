@@ -56,7 +56,7 @@ def _tracks(spans: Sequence[Span]) -> tuple[list[int], list[Event]]:
     for rank in sorted(lanes):
         # From 1: Perfetto takes thread 0 of process 0 for an idle processor.
         labels: list[str] = []
-        for lane in sorted(lanes[rank], key=_place):
+        for lane in sorted(lanes[rank], key=_ORDER.index):
             members = lanes[rank][lane]
             chosen = slots((spans[i].start, spans[i].end) for i in members)
             for index, slot in zip(members, chosen, strict=True):
@@ -64,10 +64,6 @@ def _tracks(spans: Sequence[Span]) -> tuple[list[int], list[Event]]:
             labels += [lane if slot == 0 else f"{lane} {slot + 1}" for slot in range(max(chosen) + 1)]
         named += names(rank, f"rank {rank}", enumerate(labels, start=1))
     return of, named
-
-
-def _place(lane: str) -> tuple[int, str]:
-    return (_ORDER.index(lane) if lane in _ORDER else len(_ORDER), lane)
 
 
 def _complete(span: Span, tid: int, origin: int) -> Event:

@@ -7,6 +7,7 @@ exchange span is split at that moment, once; whoever asks about exchanges later 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from syncline.trace.span import BLOCKED, Span
 
@@ -97,7 +98,9 @@ def match_exchanges(spans: Iterable[Span], *, split: bool = True) -> tuple[list[
     """
     spans = list(spans)
     groups: dict[tuple[int, str, str, int], list[Member]] = defaultdict(list)
-    for mine in _by_rank(spans).values():
+    joins = [s for s in spans if s.lane == "exchange" or (s.lane == "wait" and s.name != BLOCKED)]
+    joins.sort(key=lambda span: (span.rank, span.start, span.end))
+    for _, mine in groupby(joins, key=lambda span: span.rank):
         counts: dict[_Key, int] = defaultdict(int)
         for key, member in _members(mine):
             groups[*key, counts[key]].append(member)
@@ -112,16 +115,7 @@ def match_exchanges(spans: Iterable[Span], *, split: bool = True) -> tuple[list[
     return result, sorted(exchanges, key=lambda exchange: exchange.last_joined)
 
 
-def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
-    """By rank, in the order of starts: exchanges and waits for a late rank."""
-    found: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.lane == "exchange" or (span.lane == "wait" and span.name != BLOCKED):
-            found[span.rank].append(span)
-    return {rank: sorted(found[rank], key=lambda span: (span.start, span.end)) for rank in sorted(found)}
-
-
-def _members(spans: Sequence[Span]) -> Iterator[tuple[_Key, Member]]:
+def _members(spans: Iterable[Span]) -> Iterator[tuple[_Key, Member]]:
     """The exchanges of one rank; a wait belongs to the transfer of the same key that starts where it ends."""
     waits: dict[_Key, Span] = {}
     for span in spans:
