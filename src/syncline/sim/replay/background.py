@@ -55,17 +55,17 @@ def base_of(unit: str) -> str:
     return _PART.sub("", unit)
 
 
-def split_background(spans: Sequence[Span], exchanges: Sequence[Exchange]) -> tuple[list[Work], list[Span]]:
-    """The background work of all ranks in the order of starts, and the spans of the training threads.
+def split_background(spans: Sequence[Span], exchanges: Sequence[Exchange]) -> tuple[list[Work], dict[int, list[Span]]]:
+    """The background work of all ranks in the order of starts, and by rank the spans of its training thread.
 
     Updates of units that are exchanged run in a worker, other updates on the training thread.
     """
     units = {base_of(one.unit) for one in exchanges if any(member.transfer for member in one.members)} | {_REST}
     work: list[Work] = []
-    own: list[Span] = []
+    own: dict[int, list[Span]] = defaultdict(list)
     for s in spans:
         if s.lane not in _BACKGROUND and not (s.lane == "update" and s.unit and base_of(s.unit) in units):
-            own.append(s)
+            own[s.rank].append(s)
         elif s.lane != "exchange":
             work.append(Work(s.rank, s.lane, s.unit, s.step, s.start, s.end, s.bytes, s.end - s.start))
     for exchange in exchanges:

@@ -12,7 +12,7 @@ from syncline.sim.replay.dependencies import has_barrier, ready_shares, set_star
 from syncline.sim.replay.training_thread import STALL, Segment, Thread
 from syncline.stats import mean, median
 from syncline.trace.merge.merge import Trace
-from syncline.trace.span import BLOCKED, Span
+from syncline.trace.span import BLOCKED
 
 _OVER, _THREAD, _START, _EMPTY = range(4)
 """Kinds of events, in their order at one moment: work ends, a thread moves on, work starts, empty work ends."""
@@ -61,11 +61,8 @@ def build_graph(trace: Trace, *, ranks: Collection[int], steps: Collection[int])
     by_rank: dict[int, list[Work]] = {rank: [] for rank in ranks}
     for one in work:
         by_rank[one.rank].append(one)
-    own_by_rank: dict[int, list[Span]] = {rank: [] for rank in ranks}
-    for span in own:
-        own_by_rank[span.rank].append(span)
-    blocked = any(span.lane == "wait" and span.name == BLOCKED for span in own)
-    threads = {rank: Thread(own_by_rank[rank], by_rank[rank], blocked=blocked) for rank in ranks}
+    blocked = any(span.lane == "wait" and span.name == BLOCKED for span in spans)
+    threads = {rank: Thread(own[rank], by_rank[rank], blocked=blocked) for rank in ranks}
     barrier = has_barrier(work, threads)
     moves: list[tuple[int, Segment]] = []
     for rank, thread in threads.items():

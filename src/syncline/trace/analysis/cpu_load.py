@@ -16,7 +16,6 @@ class HostLoad:
     cpu_ms: CPU time per step of all ranks there; None if it was not measured. cores: 0 if unknown.
     """
 
-    host: str
     ranks: tuple[int, ...]
     cores: int
     cpu_ms: float | None
@@ -47,7 +46,6 @@ def host_loads(
         spent = [sum(rows[rank].get(step, (0, 0))[0] for rank in counted) / 1e6 for step in steps]
         result.append(
             HostLoad(
-                host=host,
                 ranks=tuple(members),
                 cores=number if type(number) is int and number > 0 else 0,
                 cpu_ms=winsorized_mean(spent) if counted else None,
