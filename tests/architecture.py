@@ -77,7 +77,7 @@ ROOM_ORDER = {
         "run",
         "ranks",
     ],
-    "integrations": ["bucket_exchange", "ddp_hook", "ddp_wrapper"],
+    "integrations": ["ddp_hook", "ddp_wrapper"],
     "results": ["schema", "file"],
     "train": ["config", "data", "models", "workload", "strategies", "checkpoint", "rank", "session"],
     "report": ["figures", "compare", "scaling", "verdict", "page", "spans", "panels", "html", "bench_pages", "tables"],

@@ -81,7 +81,7 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
         bound = signature.bind(*lead, *call.args, **call.kwargs, **extra)
     except TypeError as error:
         legal = [p for p in list(signature.parameters.values())[len(lead) :] if p.name not in extra]
-        takes = ", ".join(p.name + _default(p) for p in legal) or "no arguments"
+        takes = ", ".join(str(p.replace(annotation=p.empty)) for p in legal) or "no arguments"
         raise UsageError(f"'{call}': {error}; {call.name} takes ({takes})") from None
     for name, value in list(bound.arguments.items())[len(lead) :]:
         parameter = signature.parameters[name]
@@ -98,10 +98,6 @@ def _fits(value: Any, parameter: inspect.Parameter) -> bool:
         return True
     given = type(value)
     return given in kinds or (given is int and float in kinds)
-
-
-def _default(parameter: inspect.Parameter) -> str:
-    return "" if parameter.default is inspect.Parameter.empty else f"={parameter.default}"
 
 
 def _show(value: Any) -> str:

@@ -190,7 +190,12 @@ def _check(value: Any, kind: Any, path: str) -> None:
         raise UsageError(f"{path} is too large a number")
     arguments = get_args(matching)
     if is_typeddict(matching):
-        _check_table(value, matching, f"{path}." if path else "")
+        for key, inner in _fields(matching).items():
+            inside = f"{path}.{key}" if path else key
+            if key in value:
+                _check(value[key], inner, inside)
+            elif key in matching.__required_keys__:
+                raise UsageError(f"{inside} is missing")
     elif get_origin(matching) is Annotated and value < arguments[1]:
         raise UsageError(f"{path} is {value}, at least {arguments[1]} is expected")
     elif get_origin(matching) is list:
@@ -201,14 +206,6 @@ def _check(value: Any, kind: Any, path: str) -> None:
     elif get_origin(matching) is dict:
         for key, item in value.items():
             _check(item, arguments[1], f"{path}.{key}")
-
-
-def _check_table(value: dict[str, Any], kind: Any, prefix: str) -> None:
-    for key, inner in _fields(kind).items():
-        if key in value:
-            _check(value[key], inner, f"{prefix}{key}")
-        elif key in kind.__required_keys__:
-            raise UsageError(f"{prefix}{key} is missing")
 
 
 @cache

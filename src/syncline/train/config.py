@@ -164,14 +164,10 @@ def _set(node: Any, path: list[str], value: Any, full: str) -> Any:
             raise UsageError(f"'{full}' is a table: set one of its keys, such as {full}.{fields(current)[0].name}")
         return replace(node, **{name: _set(current, rest, value, full)})
     if name not in kinds or len(rest) > isinstance(current, Mapping):
-        raise unknown("setting", full, _keys())
+        raise unknown("setting", full, [key for key, _ in _dotted(Config().as_dict())])
     if rest:
         value = {**current, rest[0]: value}
     return replace(node, **{name: _convert(kinds[name], value, full)})
-
-
-def _keys() -> list[str]:
-    return [key for key, _ in _dotted(Config().as_dict())]
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:

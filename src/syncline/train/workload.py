@@ -10,7 +10,7 @@ from torch import nn
 from syncline import spec
 from syncline.errors import UsageError
 from syncline.train.data import DATA, Batch, Dataset, Need, load_data
-from syncline.train.models import MODELS, Blueprint, Built, Classifier, Phase, load_optimizer
+from syncline.train.models import MODELS, Blueprint, Classifier, Phase, load_optimizer
 from syncline.train.models.base import one_phase
 
 __all__ = ["DATA", "MODELS", "Phase", "Workload", "build", "load_optimizer"]
@@ -73,7 +73,5 @@ def _classifier(made: Any, call: spec.Call) -> Blueprint:
             " images, or a syncline.train.workload.Workload"
         )
 
-    def built(_: object) -> Built:
-        return one_phase(Classifier(made), optimizer="sgd(lr=0.01, momentum=0.9)")
-
-    return Blueprint(Need("images", channels=3), "shapes", built)
+    built = one_phase(Classifier(made), optimizer="sgd(lr=0.01, momentum=0.9)")
+    return Blueprint(Need("images", channels=3), "shapes", lambda _: built)

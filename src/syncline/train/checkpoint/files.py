@@ -46,7 +46,8 @@ def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, bar
         unfinished.rename(final)
         _fsync(folder)
         for old in list_checkpoints(folder)[KEPT:]:
-            _remove(old)
+            # Renamed first, so that a half-deleted folder is not mistaken for a checkpoint.
+            shutil.rmtree(old.rename(old.with_name(old.name + _UNFINISHED)))
 
 
 def read(path: Path, rank: int, *, mapped: bool = False) -> dict[str, Any]:
@@ -126,13 +127,6 @@ def _wait_for_files(files: list[Path]) -> None:
                 " an --out on a file system that they share"
             )
         time.sleep(_POLL_S)
-
-
-def _remove(path: Path) -> None:
-    """Rename it first, so that a half-deleted folder is not mistaken for a checkpoint."""
-    going = path.with_name(path.name + _UNFINISHED)
-    path.rename(going)
-    shutil.rmtree(going)
 
 
 def _fsync(folder: Path) -> None:

@@ -22,11 +22,6 @@ class History:
     resumed_at: list[int] = field(default_factory=list)
     """The first steps of the processes that resumed the run."""
 
-    @property
-    def earlier_step_ms(self) -> list[float]:
-        """Times of the steps before the last resume."""
-        return self.step_ms[: self.resumed_at[-1]] if self.resumed_at else []
-
     def to_tensors(self) -> dict[str, Any]:
         """For a checkpoint. Lists that grow with every step become tensors: compact, and exact."""
         lists = {key: torch.tensor(getattr(self, key), dtype=torch.float64) for key in ("losses", "step_ms")}

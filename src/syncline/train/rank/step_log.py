@@ -43,17 +43,14 @@ class LivePhases:
             return {}
         # Exchanges of the step before may reach into the first.
         spans = [s for s in recorder.spans(steps[0] - 1) if s.lane != STEP or s.step >= steps[0]]
-        phases = {step: _live(parts) for step, parts in partition(spans).items()}
+        found = {}
+        for step, parts in partition(spans).items():
+            found[step] = dict.fromkeys(LIVE_PHASES, 0.0)
+            for phase, ns in parts.items():
+                found[step][_LIVE_NAMES.get(phase, phase)] += ns / 1e6
         self._cost_s = time.perf_counter() - begin
         self._budget_s -= self._cost_s
-        return phases
-
-
-def _live(parts: dict[str, int]) -> dict[str, float]:
-    phases = dict.fromkeys(LIVE_PHASES, 0.0)
-    for phase, ns in parts.items():
-        phases[_LIVE_NAMES.get(phase, phase)] += ns / 1e6
-    return phases
+        return found
 
 
 class StepLog:

@@ -30,7 +30,7 @@ from syncline.train.rank.network_counters import read_counters
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.snapshot import Snapshots
 from syncline.train.rank.step_log import Progress, StepLog
-from syncline.train.strategies import Context, Strategy, load
+from syncline.train.strategies import Context, load
 from syncline.train.strategies.base import total_bytes
 from syncline.train.strategies.syncline import keep_plans, predicted_ms
 from syncline.train.workload import Workload, build, load_optimizer
@@ -111,8 +111,11 @@ def run_rank(
             outcome["buffer_divergence"] = _buffer_divergence(workload, context)
             shift = 0
         else:
-            outcome = _serve(assignment, strategy, trainable, context, steps=train.epochs * steps)
             shift = assignment.first_step  # an aggregator counts its steps from 0
+            steps = train.epochs * steps - shift
+            before = read_counters() if assignment.count_network and steps else None
+            strategy.serve(trainable, context, steps=steps)
+            outcome = {"network": before and read_counters().per_step_since(before, steps=steps)}
         part = Part(
             rank,
             [replace(span, step=span.step + shift) if shift else span for span in recorder.spans()],
@@ -186,21 +189,6 @@ def _train(
         if rank == 0:
             keep_plans(synchronisers, folder, strategy=run.strategy)
         return {"history": history, "network": network, "prediction_ms": predicted_ms(synchronisers)}
-
-
-def _serve(
-    assignment: Assignment,
-    strategy: Strategy,
-    trainable: list[list[torch.nn.Parameter]],
-    context: Context,
-    *,
-    steps: int,
-) -> dict[str, Any]:
-    """Aggregate the steps that are still to do; returns fields of the `RankRecord`."""
-    steps -= assignment.first_step
-    before = read_counters() if assignment.count_network and steps else None
-    strategy.serve(trainable, context, steps=steps)
-    return {"network": None if before is None else read_counters().per_step_since(before, steps=steps)}
 
 
 def _buffer_divergence(workload: Workload, context: Context) -> float:

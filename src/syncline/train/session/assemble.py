@@ -60,7 +60,7 @@ def assemble(
 
 def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, first_complete: int) -> dict[str, Any]:
     """The row of one rank. Steps before a resume have times but no spans, so they are not in the shares."""
-    series = list(history.earlier_step_ms)
+    series = history.step_ms[: history.resumed_at[-1]] if history.resumed_at else []
     series += [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
     steps = partition(s for s in spans if s.step >= first_complete) or partition(spans)
     first = min(steps, default=None)

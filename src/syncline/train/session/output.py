@@ -142,7 +142,7 @@ def _crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, 
     row: dict[str, Any] = {
         "strategy": run.strategy,
         "status": "crashed",
-        "error": {"rank": failure.rank, "summary": failure.summary, "traceback": failure.traceback},
+        "error": vars(failure),
         "world_size": run.workers,
         "servers": run.servers,
         "batch": run.train.batch,

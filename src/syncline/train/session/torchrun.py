@@ -133,8 +133,7 @@ def _run_child(
         (report,) = run_ranks(_rank_main, [place], payload, logs=folder, on_message=on_message)
         store.set(f"record{rank}", zlib.compress(report.encode()))  # type: ignore[arg-type]
     except RankFailure as failure:
-        entry = {"rank": rank, "summary": failure.summary, "traceback": failure.traceback, "time": time.time()}
-        store.set(f"failed{rank}", json.dumps(entry))
+        store.set(f"failed{rank}", json.dumps(vars(failure) | {"time": time.time()}))
         store.set(f"record{rank}", "")
 
 
@@ -145,9 +144,9 @@ def _collect(run: RunSpec, store: Store) -> list[RankRecord] | RankFailure:
         return [RankRecord.from_json(zlib.decompress(report)) for report in reports]
     failures = [json.loads(store.get(f"failed{rank}")) for rank, report in enumerate(reports) if not report]
     # A rank that lost its peer is a consequence of another rank's failure.
-    first = min(failures, key=lambda failure: (is_peer_loss(failure["summary"]), float(failure["time"])))
-    rank, summary = first["rank"], first["summary"]
-    return RankFailure(f"rank {rank} failed: {summary}", rank=rank, summary=summary, traceback=first["traceback"])
+    first = min(failures, key=lambda failure: (is_peer_loss(failure["summary"]), failure["time"]))
+    del first["time"]
+    return RankFailure(f"rank {first['rank']} failed: {first['summary']}", **first)
 
 
 def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) -> str:
