@@ -47,11 +47,6 @@ def p95(values: Sequence[float]) -> float:
     return quantile(values, 0.95)
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The bounds of the middle half."""
-    return quantile(values, 0.25), quantile(values, 0.75)
-
-
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean, summed without rounding error."""
     return fmean(values)
@@ -115,23 +110,20 @@ def two_standard_errors(values: Sequence[float]) -> float:
 
 def median_mean_p95(values: Sequence[float]) -> dict[str, float]:
     """Median, mean and 95th percentile; zeros for an empty sample."""
-    if not values:
-        return {"median": 0.0, "mean": 0.0, "p95": 0.0}
-    return {"median": median(values), "mean": mean(values), "p95": p95(values)}
+    return {"median": median_or_zero(values), "mean": mean_or_zero(values), "p95": p95(values) if values else 0.0}
 
 
 def summary(values: Sequence[float]) -> Summary:
     """The `step_ms` table of a sample; all null when it is empty."""
     if not values:
         return {"median": None, "mean": None, "p95": None, "std": None, "q1": None, "q3": None, "n": 0}
-    low, high = quartiles(values)
     return {
         "median": median(values),
         "mean": mean(values),
         "p95": p95(values),
         "std": std(values),
-        "q1": low,
-        "q3": high,
+        "q1": quantile(values, 0.25),
+        "q3": quantile(values, 0.75),
         "n": len(values),
     }
 

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from syncline.stats import median, quartiles
+from syncline.stats import median, quantile
 
 # Matrix products that keep a large GPU busy for some milliseconds: their size and number.
 _FILLER_SIZE, _FILLERS = 4096, 3
@@ -26,7 +26,7 @@ class Timing(TypedDict):
 
 def summarize(samples: Sequence[float], *, issue: float | None = None) -> Timing:
     """Median and quartiles of times in milliseconds."""
-    low, high = quartiles(samples)
+    low, high = quantile(samples, 0.25), quantile(samples, 0.75)
     return {"median": median(samples), "low": low, "high": high, "repetitions": len(samples), "issue": issue}
 
 

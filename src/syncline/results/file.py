@@ -32,8 +32,7 @@ def load(path: str | os.PathLike[str]) -> Results:
 
 def save(results: Results, path: str | os.PathLike[str]) -> None:
     """Write `results` to `path` in one move: a reader sees the old file or the new one, never half of it."""
-    text = json.dumps(strict(results), indent=1, allow_nan=False) + "\n"
-    write_text(text, path)
+    write_text(json.dumps(strict(results), indent=1, allow_nan=False) + "\n", path)
 
 
 def finite(value: Any) -> float | None:

@@ -64,21 +64,26 @@ class RankWire(TypedDict, total=False):
     measured: bool
 
 
-class Rank(TypedDict, total=False):
+class Figures(TypedDict, total=False):
+    """The figures that a rank and a run both have."""
+
+    step_ms: Summary
+    step_ms_series: Series
+    first_step_ms: Number
+    loss: Series
+    test_accuracy: Number
+    breakdown: dict[str, Number]
+    planned_at: list[Count]
+    """The steps at which a plan came into use: the first one, and one for each drift."""
+
+
+class Rank(Figures, total=False):
     """The figures of one rank."""
 
     rank: Required[Count]
     node: Count
     host: str
-    step_ms: Summary
-    first_step_ms: Number
-    loss: Series
-    step_ms_series: Series
-    test_accuracy: Number
-    breakdown: dict[str, Number]
     wire: RankWire
-    planned_at: list[Count]
-    """The steps at which a plan came into use: the first one, and one for each drift."""
 
 
 class Epoch(TypedDict):
@@ -97,7 +102,7 @@ class LinkChange(TypedDict):
     bandwidth: int | None
 
 
-class Run(TypedDict, total=False):
+class Run(Figures, total=False):
     """One strategy at one world size. A crashed run has `error` and the figures computed before the crash."""
 
     strategy: Required[str]
@@ -107,22 +112,15 @@ class Run(TypedDict, total=False):
     servers: Count
     nodes: Count
     batch: Positive
-    step_ms: Summary
-    step_ms_series: Series
-    first_step_ms: Number
     startup_ms: dict[str, Number]
-    loss: Series
-    test_accuracy: Number
     test_loss: Number
     samples_per_s: Number
     syncs_per_s: Number
     synchronised_bytes: Number
     wire_bytes_per_step: Number
     wire: Wire
-    breakdown: dict[str, Number]
     epochs: list[Epoch]
     buffer_divergence: Number
-    planned_at: list[Count]
     link_changes: list[LinkChange]
     ranks: list[Rank]
 

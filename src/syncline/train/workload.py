@@ -55,14 +55,8 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
         blueprint = made if isinstance(made, Blueprint) else _classifier(made, call)
         source = load_data(blueprint.data if data == "auto" else data, blueprint.need, model=call.name, seed=seed)
         built = blueprint.build(source)
-    return Workload(
-        name=str(call),
-        phases=built.phases,
-        train=source.train,
-        test=source.test,
-        samples=source.samples,
-        evaluate=built.score if source.test is not None else None,
-    )
+    score = built.score if source.test is not None else None
+    return Workload(str(call), built.phases, source.train, source.test, source.samples, score)
 
 
 def _classifier(made: Any, call: spec.Call) -> Blueprint:

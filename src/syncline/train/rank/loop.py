@@ -67,7 +67,7 @@ class Loop:
         first_counted = max(first, min(first + warm_up, total - 2))
         before = after = None
         going = True
-        with self.log.open(append=first > 0) as file:
+        with self.log.path.open("a" if first else "w") as file:
             for epoch in range(first // self.steps, self.train.epochs):
                 started = time.perf_counter() - history.epoch_s
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):

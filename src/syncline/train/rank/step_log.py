@@ -59,21 +59,17 @@ class StepLog:
     def __init__(
         self, path: Path, recorder: Recorder, *, batch: int, phases: int, synchronised_bytes: int, progress: Progress
     ) -> None:
-        self._path, self._recorder, self._progress = path, recorder, progress
+        self.path, self._recorder, self._progress = path, recorder, progress
         self._batch, self._phases, self._synchronised_bytes = batch, phases, synchronised_bytes
         self._live = LivePhases()
         self._pending: list[tuple[int, Tensor]] = []
-
-    def open(self, *, append: bool) -> TextIO:
-        """The file to give to `write`."""
-        return self._path.open("a" if append else "w")
 
     def add(self, step: int, loss: Tensor) -> None:
         """A step was issued; it is written later, because its loss may still be computed on a GPU."""
         self._pending.append((step, loss))
 
     def write(self, file: TextIO, *, epoch: int, history: History) -> None:
-        """Write all steps that were added; their events must have happened."""
+        """Write all steps that were added into the open log at `path`; their events must have happened."""
         rows, self._pending = self._pending, []
         totals = self._recorder.lane_ns(rows[0][0]) if rows else {}
         live = self._live.compute(self._recorder, [step for step, _ in rows[-_LIVE_STEPS:]])

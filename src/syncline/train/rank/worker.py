@@ -2,7 +2,7 @@
 
 import socket
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,9 @@ def run_rank(
     train, strategy = run.train, load(run.strategy)
     device = choose_device(train.device, place.local_rank)
     torch.set_num_threads(train.threads or max(1, assignment.cores // run.ranks))
-    joining: AbstractContextManager[dist.ProcessGroup | None] = nullcontext()
-    if not strategy.alone:
-        joining = join_workers(
-            store, device, rank=rank, workers=run.workers, servers=run.servers, timeout_s=train.timeout_s
-        )
-    with joining as group:
+    size = {"workers": run.workers, "servers": run.servers}
+    joining = join_workers(store, device, rank=rank, timeout_s=train.timeout_s, **size)
+    with nullcontext() if strategy.alone else joining as group:
         clock = ClockMeasurement(timeout_s=train.timeout_s)
         joined = time.perf_counter_ns()
         seed_all(train.seed * 10_007 + rank)

@@ -10,9 +10,6 @@ from syncline.train.checkpoint.history import History, merge_epochs
 from syncline.train.rank.record import RankRecord
 from syncline.train.strategies import load
 
-_MIN_PLANNED_STEPS = 3
-"""With fewer steps under a plan, shares also count the steps before it."""
-
 
 def assemble(
     strategy: str, records: Sequence[RankRecord], spans: Sequence[Span], *, batch: int, nodes: int
@@ -27,8 +24,8 @@ def assemble(
     ]
     # Not the maximum: ranks that overlap steps are early in one and late in the next, and it would count delays twice.
     series = _means([rank["step_ms_series"] for rank in ranks])
-    step_ms = summary(_steady(series, first_history))
-    median = step_ms["median"] or float("nan")
+    times = _times(series, first_history)
+    median = times["step_ms"]["median"] or float("nan")
     measured = all(record.network is not None for record in records)
     theory = max(record.theory.serial for record in records)
     return {
@@ -39,9 +36,7 @@ def assemble(
         "servers": len(records) - len(workers),
         "nodes": nodes,
         "batch": batch,
-        "step_ms": step_ms,
-        "step_ms_series": series,
-        "first_step_ms": series[0],
+        **times,
         "startup_ms": {key: max(record.startup_ms[key] for record, _ in workers) for key in first.startup_ms},
         "loss": _means([history.losses for _, history in workers]),
         "test_accuracy": mean_of_known([history.accuracy for _, history in workers]),
@@ -68,15 +63,14 @@ def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, fir
     # Until its first plan the engine measures: these steps count as start-up, too.
     tuned = {step: phases for step, phases in steps.items() if planned and step >= planned[0]}
     later = {step: phases for step, phases in steps.items() if step != first}
-    steady = (tuned if len(tuned) >= _MIN_PLANNED_STEPS else later) or steps
+    # With fewer than three steps under a plan, the steps before it count, too.
+    steady = (tuned if len(tuned) >= 3 else later) or steps
     theory, network = record.theory, record.network
     return {
         "rank": record.part.rank,
         "node": record.node,
         "host": record.host,
-        "step_ms": summary(_steady(series, history)),
-        "first_step_ms": series[0],
-        "step_ms_series": series,
+        **_times(series, history),
         "loss": history.losses,
         "test_accuracy": history.accuracy,
         "breakdown": shares(steady) if steady else dict.fromkeys(PHASES),
@@ -96,9 +90,10 @@ def _means(series: Sequence[Sequence[float]]) -> list[float]:
     return [sum(values) / len(values) for values in zip(*series, strict=True)]
 
 
-def _steady(series: Sequence[float], history: History) -> list[float]:
-    """The series without the first step and the first step after each resume, which are warm-up."""
-    return [ms for step, ms in enumerate(series) if step and step not in history.resumed_at] or list(series)
+def _times(series: Sequence[float], history: History) -> dict[str, Any]:
+    """Step times. The summary leaves out the first step and the first step after each resume, which are warm-up."""
+    steady = [ms for step, ms in enumerate(series) if step and step not in history.resumed_at] or series
+    return {"step_ms": summary(steady), "first_step_ms": series[0], "step_ms_series": series}
 
 
 def _serial_bytes(record: RankRecord) -> float:

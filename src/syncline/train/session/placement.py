@@ -60,16 +60,8 @@ def place_ranks(config: Config, run: RunSpec, *, cluster: Cluster | None, variab
         environment = {**variables, "GLOO_SOCKET_IFNAME": node.interface}
         if gpus:
             environment |= rank_environment(rank, node, ranks_on_gpu=-(-run.ranks // gpus))
-        places.append(
-            Place(
-                rank=rank,
-                world_size=run.ranks,
-                local_rank=rank,
-                node=index if cluster is not None else 0,
-                netns=node.netns or None,
-                environment=environment,
-            )
-        )
+        netns = node.netns or None
+        places.append(Place(rank, run.ranks, rank, node=node.index, netns=netns, environment=environment))
     return places
 
 

@@ -25,7 +25,9 @@ class RunFolder:
     def __init__(self, path: Path | None, *, label: str, reopen: bool = False) -> None:
         """Make a new folder, under `runs/` if `path` is None; or `reopen` the folder of an earlier run to resume it."""
         self._aside: Path | None = None
-        self._before: dict[str, str] | None = None
+        self._before: dict[str, str] = {}
+        self.reopened = reopen
+        """Whether an earlier run is resumed here. Its files stay until newer ones replace them."""
         if path is not None and reopen:
             self.path = path
             self._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
@@ -33,14 +35,9 @@ class RunFolder:
             self.path = _fresh(label) if path is None else self._claim(path)
         (self.path / "runs").mkdir(exist_ok=True)
 
-    @property
-    def reopened(self) -> bool:
-        """Whether an earlier run is resumed here. Its files stay until newer ones replace them."""
-        return self._before is not None
-
     def discard(self) -> None:
         """Undo the creation of the folder; an earlier run that was moved aside is moved back."""
-        if self._before is not None:
+        if self.reopened:
             for name, text in self._before.items():
                 write_text(text, self.path / name)
             return
@@ -77,10 +74,8 @@ class RunFolder:
             if path.is_dir() and any(path.iterdir()):
                 if not (path / "config.json").exists() or not (path / "runs").is_dir():
                     raise UsageError(f"--out {path} holds files that are not a run: name a new or empty folder")
-                number = 1
-                while path.with_name(f"{path.name}.{number}").exists():
-                    number += 1
-                self._aside = path.rename(path.with_name(f"{path.name}.{number}"))
+                names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+                self._aside = path.rename(next(name for name in names if not name.exists()))
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make --out {path}: {error.strerror}") from None

@@ -61,7 +61,15 @@ def run_launched(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             if launcher.rank < run.ranks:
-                _run_child(run, number, folder, store=prefix, launcher=launcher, watcher=watcher, resume=chosen)
+                assignment = Assignment(
+                    run=run,
+                    folder=folder,
+                    count_network="SYNCLINE_NODE" in os.environ and run.workers > 1 and launcher.local_world_size == 1,
+                    cores=max(1, available_cores() * run.ranks // min(run.ranks, launcher.local_world_size)),
+                    launched_ns=time.perf_counter_ns(),
+                    resume=chosen,
+                )
+                _run_child(assignment, number, store=prefix, launcher=launcher, watcher=watcher)
         except UsageError:
             if output is not None:
                 output.discard_if_empty()
@@ -101,28 +109,10 @@ class _Launcher:
         return max(1, self.world_size // self.local_world_size)
 
 
-def _run_child(
-    run: RunSpec,
-    number: int,
-    folder: Path,
-    *,
-    store: Store,
-    launcher: _Launcher,
-    watcher: Watcher,
-    resume: Resume | None,
-) -> None:
+def _run_child(assignment: Assignment, number: int, *, store: Store, launcher: _Launcher, watcher: Watcher) -> None:
     """Run this rank's part in a child process, and put its record or its failure into the store."""
-    rank = launcher.rank
-    assignment = Assignment(
-        run=run,
-        folder=folder,
-        count_network="SYNCLINE_NODE" in os.environ and run.workers > 1 and launcher.local_world_size == 1,
-        cores=max(1, available_cores() * run.ranks // min(run.ranks, launcher.local_world_size)),
-        launched_ns=time.perf_counter_ns(),
-        resume=resume,
-    )
-    node = int(os.environ.get("GROUP_RANK", 0))
-    place = Place(rank=rank, world_size=run.ranks, local_rank=launcher.local_rank, node=node)
+    rank, node = launcher.rank, int(os.environ.get("GROUP_RANK", 0))
+    place = Place(rank=rank, world_size=assignment.run.ranks, local_rank=launcher.local_rank, node=node)
 
     def on_message(_: int, content: dict[str, Any]) -> None:
         if rank == 0:
@@ -130,7 +120,7 @@ def _run_child(
 
     try:
         payload = (assignment, _prefix(number))
-        (report,) = run_ranks(_rank_main, [place], payload, logs=folder, on_message=on_message)
+        (report,) = run_ranks(_rank_main, [place], payload, logs=assignment.folder, on_message=on_message)
         store.set(f"record{rank}", zlib.compress(report.encode()))  # type: ignore[arg-type]
     except RankFailure as failure:
         store.set(f"failed{rank}", json.dumps(vars(failure) | {"time": time.time()}))
