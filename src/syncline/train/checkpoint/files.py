@@ -27,7 +27,6 @@ _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".tmp"
 _ASIDE = ".aside"
 _VISIBLE_WITHIN_S = 30.0
-_POLL_S = 0.1
 
 
 def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, barrier: Callable[[], None]) -> None:
@@ -102,8 +101,7 @@ def remove_later(folder: Path, *, than: int) -> None:
     for path in list_checkpoints(folder):
         if step_of(path) > than:
             aside = path.with_name(path.name + _ASIDE)
-            if aside.exists():
-                shutil.rmtree(aside)
+            shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
 
 
@@ -126,7 +124,7 @@ def _wait_for_files(files: list[Path]) -> None:
                 f"{missing[0]} was written by its rank but rank 0 cannot see it: with ranks on several machines, use"
                 " an --out on a file system that they share"
             )
-        time.sleep(_POLL_S)
+        time.sleep(0.1)
 
 
 def _fsync(folder: Path) -> None:

@@ -170,13 +170,10 @@ class Loop:
         test, score = self.workload.test, self.workload.evaluate
         if test is None or score is None or self.train.test_samples <= 0:
             return None
-        modules = [phase.module for phase in self.workload.phases]
-        for module in modules:
-            module.eval()
+        modules = torch.nn.ModuleList(phase.module for phase in self.workload.phases).eval()
         correct, counted = 0.0, 0
         for indices in torch.arange(min(self.train.test_samples, len(test))).split(_EVAL_BATCH):
             right, number = score(tuple(t.to(self.device) for t in test.batch(indices)))
             correct, counted = correct + right, counted + number
-        for module in modules:
-            module.train()
+        modules.train()
         return correct / counted if counted else None

@@ -28,7 +28,6 @@ from syncline.train.session.output import SessionOutput, Watcher
 from syncline.train.session.runs import list_runs
 
 _POLL_S = 0.05
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -92,7 +91,7 @@ class _Launcher:
 
     @classmethod
     def from_environment(cls) -> "_Launcher":
-        missing = [name for name in _NEEDED if name not in os.environ]
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise UsageError(f"RANK is set but not {', '.join(missing)}: start ranks with torchrun, or unset RANK")
         try:
