@@ -34,7 +34,7 @@ def units(codec: str = "none", carrier: str = "allreduce", parts: int = 1) -> Pl
 
 
 def test_layers_lie_between_first_uses() -> None:
-    told = scenario(units(), SHAPES, hand_made(update=Curve(0.5, 1.0), data=0.25, tail=0.125, lanes=3, contention=0.5))
+    told = scenario(units(), SHAPES, hand_made(update=Curve(0.5, 1.0), data=0.25, lanes=3, contention=0.5))
     assert [(a.name, a.forward, a.backward, a.needs) for a in told.layers] == [
         ("start", 1, 1, ()),
         ("first", 2, 3, (0,)),
@@ -43,8 +43,8 @@ def test_layers_lie_between_first_uses() -> None:
     ]
     assert [(job.unit, job.ready) for job in told.jobs] == [(2, 3), (1, 2), (0, 1)]
     assert told.update == tuple(0.5 + n for n in (64 * 33, 128 * 65, 10 * 129))
-    assert (told.data, told.tail, told.lanes, told.contention) == (0.25, 0.125, 3, 0.5)
-    assert told.compute == 18.375
+    assert (told.data, told.lanes, told.contention) == (0.25, 3, 0.5)
+    assert told.compute == 18.25
 
 
 def test_gradients_may_be_complete_in_any_order() -> None:

@@ -58,7 +58,6 @@ class Engine:
             else:
                 self.stepped = True
                 self.tasks = [u for u in units if self._exchanged(u)]
-            yield "busy", s.tail
         self.starts.append(self.now)
         self.over = True
 

@@ -25,7 +25,6 @@ def scenarios(draw: st.DrawFn, *, most_rounds: int = 2, contended: bool = True, 
             jobs.append(Job(unit, place[unit], draw(TIMES), rounds, draw(TIMES), draw(TIMES)))
     fields = {
         "data": draw(TIMES),
-        "tail": draw(TIMES),
         "lanes": draw(st.integers(1, 4)),
         "rival": draw(st.booleans()),
         "contention": draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])) if contended else 0.0,
@@ -63,7 +62,6 @@ def random_scenario(seed: int) -> Scenario:
         tuple(jobs),
         tuple(rng.random() / 4 for _ in range(units)),
         data=rng.random() / 4,
-        tail=rng.random() / 4,
         lanes=rng.randint(1, 4),
         rival=rng.random() < 0.2,
         contention=rng.choice([0.0, 0.0, 0.3, 1.0]),

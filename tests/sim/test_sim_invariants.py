@@ -86,7 +86,6 @@ def test_the_unit_of_time_does_not_matter(scenario: Scenario) -> None:
         ),
         update=tuple(map(times, scenario.update)),
         data=times(scenario.data),
-        tail=times(scenario.tail),
     )
     assert simulate(scaled).step * 1024 == pytest.approx(simulate(scenario).step, rel=1e-9)
 

@@ -22,5 +22,5 @@ def test_the_same_as_time_in_small_steps() -> None:
 
 def test_the_reference_by_hand() -> None:
     layers = (Layer("a", 1.0, 2.0, (0,)),)
-    one = Scenario(layers, (Job(0, 0, 0.5, (Transfer(0.25, 4.0),), decode=0.5),), (1.0,), data=0.5, tail=0.25)
+    one = Scenario(layers, (Job(0, 0, 0.5, (Transfer(0.25, 4.0),), decode=0.5),), (1.0,), data=0.5)
     assert reference_step(one) == pytest.approx(2 + 0.5 + 0.25 + 4 + 0.5 + 1 + 1)

@@ -115,13 +115,13 @@ def test_nothing_to_send() -> None:
 
 def test_spans_lay_the_same_out_and_the_analysis_reads_them() -> None:
     jobs = (wired(2, 6), wired(1, 1), wired(0, 1))
-    told = simulate(Scenario(LAYERS, jobs, (0.5,) * 3, tail=0.25, data=0.5), spans=True, steps=3)
+    told = simulate(Scenario(LAYERS, jobs, (0.5,) * 3, data=0.5), spans=True, steps=3)
     steps = [(s.step, s.end - s.start) for s in told.spans if s.lane == "step"]
     assert steps == [(n, round(told.step * 1e9)) for n in (1, 2, 3)]
     shares = partition(told.spans)
     assert shares[1] == shares[2] == shares[3]
     told_by_analysis = {phase: ns / 1e9 for phase, ns in shares[1].items() if ns}
-    # Wire until 10, and first's update until 10.5. Of those 4.5 tail is hidden by an exchange, data shown by itself,
+    # Wire until 10, and first's update until 10.5. Of those 4.5 data is shown by itself,
     # and the updates of third (8-8.5) and second (9-9.5) are shown before the exchange beside them.
     expected = {"forward": 3, "backward": 6, "data": 0.5, "exposed_exchange": 2.5, "update": 1.5}
     assert told_by_analysis == pytest.approx(expected)

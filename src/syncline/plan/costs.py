@@ -94,7 +94,6 @@ class Costs:
     """By spec, measured without a network."""
     update: Curve = field(default_factory=Curve)
     data: float = 0.0
-    tail: float = 0.0
     lanes: int = 4
     contention: float = 0.0
     """Seconds of other compute that one second of concurrent codec work costs."""
@@ -105,7 +104,7 @@ class Costs:
     host: Host = field(default_factory=Host)
 
     def __post_init__(self) -> None:
-        times = (self.forward, self.backward, self.data, self.tail, self.link.latency)
+        times = (self.forward, self.backward, self.data, self.link.latency)
         if self.world < 1 or not self.link.bytes_per_s > 0 or not min(times) >= 0:
             raise UsageError(
                 f"world={self.world}, bytes_per_s={self.link.bytes_per_s}, a time of {min(times)} s: use 1 or more,"
@@ -133,6 +132,7 @@ def load_costs(path: Path) -> Costs:
         table: Any = json.loads(Path(path).read_text())
         if table.pop("version", None) != VERSION:
             raise UsageError(f"{path} does not hold costs of version {VERSION}: measure again with syncline plan")
+        table.pop("tail", None)  # earlier versions wrote it, always 0
         table["link"] = LinkCost(**table["link"])
         table["update"] = Curve(**table["update"])
         table["host"] = Host(**table.get("host", {}))

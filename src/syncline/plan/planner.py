@@ -5,6 +5,7 @@ the best ones. Then it tries other codecs unit by unit. The search is limited by
 costs give the same plan on every rank. See docs/planner.md.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,11 @@ from syncline.errors import UsageError
 from syncline.plan.candidates import groupings, part_count, plans, regroupings, renumber_parts, wire_seconds, with_units
 from syncline.plan.costs import Costs
 from syncline.plan.launch_order import SLACK, arrange, greedy_launch_order
-from syncline.plan.per_unit_codecs import fastest_alone, mix_codecs, secopa
+from syncline.plan.per_unit_codecs import fastest_alone, mix_codecs
 from syncline.plan.predict import built, predict, scenario
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Outcome, simulate
-
-__all__ = ["ALWAYS", "WORTH", "Choice", "Weighed", "reorder", "search", "secopa"]
 
 ALWAYS = ("none", "bf16")
 """Codecs that are always candidates."""
@@ -74,7 +73,7 @@ def search(
     if not names:
         raise UsageError("no codec to weigh: name one in allowed, or leave always as it is")
     units = groupings(shapes)
-    looked = {name: _candidates(units, shapes, costs, name) for name in names}
+    looked = {name: candidates(units, shapes, costs, name) for name in names}
     least = min(found[0][0] for found in looked.values())
     best = [_best_of(found, shapes, costs, name, far=found[0][0] > FAR * least) for name, found in looked.items()]
     chosen = best[0]
@@ -93,7 +92,7 @@ def search(
                 chosen = found
     chosen = _improved(chosen, shapes, costs)
     weighed[chosen.name] = chosen
-    plan = replace(chosen.plan, about={"predicted_ms": round(chosen.step * 1e3, 3), "chosen": chosen.name})
+    plan = labelled(chosen)
     plan.check(shapes, world=costs.world)
     outcome = predict(plan, shapes, costs)
     alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
@@ -106,14 +105,24 @@ def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, launches: int 
     return Weighed("", replace(plan, order=renumber_parts([plan.order[i] for i in order])), step)
 
 
-def _candidates(
-    units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str
+def labelled(entry: Weighed) -> Plan:
+    """Its plan, with the codec and the predicted step among the plan's facts."""
+    return replace(entry.plan, about={"predicted_ms": round(entry.step * 1e3, 3), "chosen": entry.name})
+
+
+def candidates(
+    units: Sequence[tuple[Unit, ...]], shapes: Sequence[Shape], costs: Costs, codec: str, *, launches: float = math.inf
 ) -> list[tuple[float, int, Plan]]:
-    """All plans with this codec for all units, in greedy order: (step, number, plan), fastest first."""
+    """All plans with this codec for all units, in greedy order: (step, number, plan), fastest first.
+
+    Plans with more than `launches` launches are skipped, unless each of their units has only one.
+    """
     by_name = {shape.name: shape for shape in shapes}
     looked: list[tuple[float, int, Plan]] = []
     for grouping in units:
         for plan in plans(grouping, by_name, costs, codec):
+            if len(plan.order) > max(launches, len(plan.units)):
+                continue
             base = scenario(plan, shapes, costs)
             looked.append((simulate(base.ordered(greedy_launch_order(base))).step, len(looked), plan))
     return sorted(looked)
@@ -180,7 +189,7 @@ def _rank(entry: Weighed, names: Sequence[str]) -> int:
 
 
 def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, outcome: Outcome) -> str:
-    compute = costs.data + costs.forward + costs.backward + costs.tail
+    compute = costs.data + costs.forward + costs.backward
     others = [entry for entry in weighed if entry.name != chosen.name]
     dense = next((entry for entry in others if entry.name == "none"), None)
     parts = [f"{chosen.name}: {_ms(chosen.step)} a step"]

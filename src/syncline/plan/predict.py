@@ -17,8 +17,10 @@ from syncline.sim import Job, Layer, Network, Outcome, Scenario, Transfer, simul
 _SMALL = 16384
 # Running a codec takes a millisecond: the bytes of larger parts are extrapolated from this many values.
 _LARGE = 1 << 18
-# Exchanges where all ranks send the same bytes have a closed form; others are run for each rank, without data.
+# Exchanges where all ranks send the same bytes have a closed form. Others are run for each rank, without data; beyond
+# this many ranks, their bytes grow with the closed form.
 _ALIKE = {"allreduce", "allgather", "sharded", "ring"}
+COUNTED = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:
         jobs=tuple(made[name] for name, _ in plan.order),
         update=tuple(costs.update(sum(by_name[name].values for name in unit.parameters)) for unit in plan.units),
         data=costs.data,
-        tail=costs.tail,
         lanes=costs.lanes,
         contention=costs.contention,
         drag=costs.drag,
@@ -194,6 +195,9 @@ def launch(
 
 def _sent(link: exchange.Exchange, one: Round, world: int) -> float:
     """Bytes that the busiest rank sends for one communication."""
+    form = Network(0.0, 1.0)
     if link.text in _ALIKE:
-        return Network(0.0, 1.0).transfer(link.text, one.nbytes, world).wire
-    return max(link.sent_bytes(one, world))
+        return form.transfer(link.text, one.nbytes, world).wire
+    few = min(world, COUNTED)
+    grown = form.transfer(link.text, 1.0, world).wire / form.transfer(link.text, 1.0, few).wire if few < world else 1.0
+    return max(link.sent_bytes(one, few)) * grown

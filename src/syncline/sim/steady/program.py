@@ -20,7 +20,7 @@ class Segment(NamedTuple):
 
 
 def program(s: Scenario) -> list[Segment]:
-    """Backward, step, tail, data, forward; a rival waits for everything and updates between backward and tail."""
+    """Backward, step, data, forward; a rival waits for everything and updates between backward and data."""
     released: list[list[int]] = [[] for _ in s.layers]
     for j, job in enumerate(s.jobs):
         released[job.ready].append(j)
@@ -33,8 +33,6 @@ def program(s: Scenario) -> list[Segment]:
         segments.append(Segment(sum(s.update), everything, (), "update"))
     else:
         segments.append(Segment(0.0, (), (), STEP))
-    if s.tail:
-        segments.append(Segment(s.tail, (), (), "other"))
     segments.append(Segment(s.data, (), (), "data"))
     segments += [Segment(a.forward, a.needs, (), "forward", a.name, i) for i, a in enumerate(s.layers)]
     touched = {unit for layer in s.layers for unit in layer.needs}

@@ -45,8 +45,6 @@ class Scenario:
     """Update seconds of each unit, after the decode of its last job and after the backward pass."""
     data: float = 0.0
     """On the training thread, at the start of a step."""
-    tail: float = 0.0
-    """Other time of the training thread, at the end of a step."""
     lanes: int = 4
     """Launches in flight at once: the engine's workers or streams."""
     rival: bool = False
@@ -76,7 +74,7 @@ class Scenario:
     @property
     def compute(self) -> float:
         """Seconds of the training thread in a step without communication."""
-        return self.data + self.tail + sum(layer.forward + layer.backward for layer in self.layers)
+        return self.data + sum(layer.forward + layer.backward for layer in self.layers)
 
     @property
     def wire(self) -> float:
@@ -147,7 +145,7 @@ def _check(s: Scenario) -> None:
 
 
 def _times(s: Scenario) -> Iterable[float]:
-    yield from (s.data, s.tail, s.host, *s.update)
+    yield from (s.data, s.host, *s.update)
     for layer in s.layers:
         yield layer.forward
         yield layer.backward

@@ -8,8 +8,6 @@ from syncline.sim.steady.scenario import Outcome, Scenario
 from syncline.trace.span import STEP, Span
 
 _NS = 1_000_000_000
-_BEFORE = ("backward", "other")
-"""Segments of the training thread that come before the next step begins."""
 
 
 def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outcome:
@@ -23,13 +21,10 @@ def simulate(scenario: Scenario, *, spans: bool = False, steps: int = 2) -> Outc
     (10.0, 6.0, (Wait(layer=0, unit=0, seconds=4.0),))
     """
     segments = program(scenario)
-    if not spans:
-        step, waits = cycle(scenario, segments)
-        return Outcome(max(step, scenario.host), scenario.compute, scenario.wire, tuple(waits), host=scenario.host)
     notes: list[tuple[str, int, float, float]] = []
-    step, waits = cycle(scenario, segments, lambda *what: notes.append(what))
+    step, waits = cycle(scenario, segments, (lambda *what: notes.append(what)) if spans else None)
     step = max(step, scenario.host)
-    laid = _lay_out(scenario, segments, notes, step, steps)
+    laid = _lay_out(scenario, segments, notes, step, steps) if spans else []
     return Outcome(step, scenario.compute, scenario.wire, tuple(waits), laid, scenario.host)
 
 
@@ -43,14 +38,13 @@ def _lay_out(
     for number in range(steps + 1):
         shift = number * step - first
         for lane, at, begin, end in notes:
-            on_thread = lane in ("data", "forward", "backward", "wait", "other") or (lane == "update" and s.rival)
-            of_next = on_thread and begin >= first and segments[at].kind not in _BEFORE
-            belongs = number + of_next
-            if lane == "other" or end <= begin or end + shift <= 0 or begin + shift >= steps * step:
+            on_thread = lane in ("data", "forward", "backward", "wait") or (lane == "update" and s.rival)
+            of_next = on_thread and begin >= first and segments[at].kind != "backward"
+            if end <= begin or end + shift <= 0 or begin + shift >= steps * step:
                 continue
             title, unit = name(lane, at, on_thread)
             start, stop = (round(max(0.0, t + shift) * _NS) for t in (begin, end))
-            laid.append(Span(0, lane, title, unit, belongs, start, stop))
+            laid.append(Span(0, lane, title, unit, number + of_next, start, stop))
     return sorted(laid, key=lambda span: (span.start, span.end, span.lane))
 
 
