@@ -76,6 +76,24 @@ def split(text: str) -> list[str]:
 
 def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) -> Any:
     """Call `function(*lead, *call.args, **call.kwargs, **extra)`; wrong arguments raise a `UsageError`."""
+    _check(call, function, lead, extra)
+    return function(*lead, *call.args, **call.kwargs, **extra)
+
+
+def options(call: Call, function: Callable[..., Any], *, lead: int) -> dict[str, Any]:
+    """The call's arguments by name: positional ones fill the parameters after the first `lead`, keyword-only or not.
+
+    Arguments that do not fit the function raise a `UsageError`.
+    """
+    named = dict(zip(list(inspect.signature(function).parameters)[lead:], call.args, strict=False))
+    if both := set(named) & set(call.kwargs):
+        raise UsageError(f"'{call}': '{min(both)}' is given twice")
+    given = {**named, **call.kwargs}
+    _check(Call(call.name, call.args[len(named) :], given), function, (None,) * lead, {})
+    return given
+
+
+def _check(call: Call, function: Callable[..., Any], lead: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
     signature = inspect.signature(function)
     try:
         bound = signature.bind(*lead, *call.args, **call.kwargs, **extra)
@@ -88,7 +106,6 @@ def apply(call: Call, function: Callable[..., Any], *lead: Any, **extra: Any) ->
         if name not in extra and not _fits(value, parameter):
             takes = getattr(parameter.annotation, "__name__", parameter.annotation)
             raise UsageError(f"'{call}': {name} takes {takes}, not {_show(value)}")
-    return function(*lead, *call.args, **call.kwargs, **extra)
 
 
 def _fits(value: Any, parameter: inspect.Parameter) -> bool:

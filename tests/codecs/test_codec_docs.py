@@ -9,7 +9,6 @@ import torch
 from logic_lines import logic_lines
 
 from syncline import codecs, exchange
-from syncline.codecs import algorithms
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMPLL = {"onebit": 21, "tbq": 13, "terngrad": 23, "dgc": 29, "graddrop": 29}
@@ -36,7 +35,7 @@ def test_the_compressor_of_the_docs_runs_everywhere(monkeypatch: pytest.MonkeyPa
         assert all(torch.equal(o[0], result.outputs[0][0]) for o in result.outputs)
 
 
-@pytest.mark.parametrize("name", algorithms.__all__)
+@pytest.mark.parametrize("name", codecs.available())
 def test_logic_is_short_and_the_table_says_so(name: str) -> None:
     module = importlib.import_module(f"syncline.codecs.algorithms.{name}")
     lines = logic_lines(module)

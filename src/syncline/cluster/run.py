@@ -1,22 +1,20 @@
 """Run a command on every node of a cluster, with torchrun's environment variables, until all end or one fails."""
 
-import os
-import selectors
+import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 from typing import IO, TextIO, cast
 
 from syncline.cluster.gpu import gpu_count, mps_daemon, rank_environment
 from syncline.cluster.guard import start_guarded
-from syncline.cluster.nodes import Cluster, Node
+from syncline.cluster.nodes import Cluster
 from syncline.errors import UsageError
 
 MASTER_PORT = 29500  # free in a new namespace
-_CHUNK = 65536
 
 
 def rendezvous(cluster: Cluster, *, rank: int, nproc_per_node: int = 1) -> dict[str, str]:
@@ -53,106 +51,66 @@ def run_on_nodes(cluster: Cluster, command: list[str], *, nproc_per_node: int = 
         raise UsageError(f"{nproc_per_node} processes per node make no sense: choose 1 or more")
     world = len(cluster.nodes) * nproc_per_node
     devices = gpu_count() if gpu is None else max(1, gpu_count()) if gpu else 0
+    ended: SimpleQueue[tuple[str, int]] = SimpleQueue()
     with ExitStack() as stack:
         shared = stack.enter_context(mps_daemon()) if devices else {}
-        processes = stack.enter_context(_Processes())
+        readers = stack.enter_context(ThreadPoolExecutor(max_workers=2 * world))
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(_stop, processes)
         for rank in range(world):
             node = cluster.nodes[rank // nproc_per_node]
             extra = rendezvous(cluster, rank=rank, nproc_per_node=nproc_per_node)
             if devices:
                 extra |= shared | rank_environment(rank, node, ranks_on_gpu=-(-world // devices))
             name = f"node {node.index}" if nproc_per_node == 1 else f"node {node.index}, rank {rank}"
-            processes.start(command, node=node, name=name, environment=extra)
-        return processes.watch()
+            process = start_guarded(command, namespace=node.netns, environment=extra, output=subprocess.PIPE)
+            processes.append(process)
+            readers.submit(_forward, name, process.stdout, sys.stdout)
+            readers.submit(_forward_to_the_end, name, process, ended)
+        return _watch(processes, ended)
 
 
-@dataclass
-class _Output:
-    """Output stream of one process: writes whole lines, each with the name of the process before it."""
+def _watch(processes: "list[subprocess.Popen[bytes]]", ended: "SimpleQueue[tuple[str, int]]") -> int:
+    """Wait until every process has ended; the first failure ends the others."""
+    code = 0
+    for _ in processes:
+        name, failed = _next(ended)
+        if failed and not code:
+            # The code is negative if the guard itself was killed by a signal.
+            code = failed if failed > 0 else 128 - failed
+            running = _stop(processes)
+            rest = f"; ending the other {running}" if running else ""
+            print(f"[{name}] failed with exit code {code}{rest}", file=sys.stderr, flush=True)
+    return code
 
-    name: str
-    sink: TextIO
-    rest: bytes = b""
 
-    def feed(self, chunk: bytes) -> None:
-        # Progress bars end lines with a carriage return, which would overwrite the lines of other nodes.
-        lines = (self.rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self.rest = lines.pop()
-        self.write(lines)
+def _next(ended: "SimpleQueue[tuple[str, int]]") -> tuple[str, int]:
+    while True:
+        with suppress(Empty):
+            # A signal may wake another thread than this one, which alone can handle it: so wake up regularly.
+            return ended.get(timeout=0.2)
 
-    def end(self) -> None:
-        self.write([self.rest] if self.rest else [])
 
-    def write(self, lines: list[bytes]) -> None:
+def _stop(processes: "list[subprocess.Popen[bytes]]") -> int:
+    """Ask all running processes to end, so that they shut down at the same time; returns how many there were."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    return len(running)
+
+
+def _forward_to_the_end(name: str, process: "subprocess.Popen[bytes]", ended: "SimpleQueue[tuple[str, int]]") -> None:
+    """Forward the errors of a process, wait until it has ended, and report its exit code."""
+    try:
+        _forward(name, process.stderr, sys.stderr)
+    finally:
+        ended.put((name, process.wait()))
+
+
+def _forward(name: str, source: IO[bytes] | None, sink: TextIO) -> None:
+    """Write each line of a process with its name before it. Progress bars end lines with a carriage return, too."""
+    assert source is not None
+    with io.TextIOWrapper(cast(io.BufferedReader, source), encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            self.sink.write(f"[{self.name}] {line.decode(errors='replace')}\n")
-        self.sink.flush()
-
-
-@dataclass
-class _Processes:
-    """The guarded processes of one run."""
-
-    members: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End all that still run. All are asked first, so that they shut down at the same time."""
-        self.stop()
-        for process in self.members.values():
-            process.wait()
-        for key in list(self.selector.get_map().values()):
-            self._forget(key.fileobj)
-        self.selector.close()
-
-    def start(self, command: list[str], *, node: Node, name: str, environment: Mapping[str, str]) -> None:
-        process = start_guarded(command, namespace=node.netns, environment=environment, output=subprocess.PIPE)
-        self.members[name] = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.selector.register(process.stdout, selectors.EVENT_READ, _Output(name, sys.stdout))
-        self.selector.register(process.stderr, selectors.EVENT_READ, _Output(name, sys.stderr))
-        self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, name)
-
-    def watch(self) -> int:
-        """Forward all output until every process has ended; the first failure ends the others."""
-        code = 0
-        while self.selector.get_map():
-            for key, _ in self.selector.select():
-                if isinstance(key.data, _Output):
-                    self._read(key)
-                    continue
-                self._forget(key.fileobj)
-                failed = self.members[key.data].wait()
-                if failed and not code:
-                    # The code is negative if the guard itself was killed by a signal.
-                    code = failed if failed > 0 else 128 - failed
-                    running = self.stop()
-                    rest = f"; ending the other {running}" if running else ""
-                    print(f"[{key.data}] failed with exit code {code}{rest}", file=sys.stderr, flush=True)
-        return code
-
-    def stop(self) -> int:
-        """Ask all running processes to end; returns how many there were."""
-        running = [process for process in self.members.values() if process.poll() is None]
-        for process in running:
-            process.terminate()
-        return len(running)
-
-    def _read(self, key: selectors.SelectorKey) -> None:
-        chunk = os.read(key.fd, _CHUNK)
-        if chunk:
-            key.data.feed(chunk)
-        else:
-            key.data.end()
-            self._forget(key.fileobj)
-
-    def _forget(self, source: object) -> None:
-        self.selector.unregister(cast(int, source))
-        if isinstance(source, int):
-            os.close(source)
-        else:
-            cast(IO[bytes], source).close()
+            sink.write(f"[{name}] {line.removesuffix(chr(10))}\n")
+            sink.flush()

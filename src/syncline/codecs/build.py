@@ -153,38 +153,18 @@ def _one(call: spec.Call) -> Codec:
         if not args:
             raise UsageError(f"'{call}' needs a codec: write {call.name}(topk(0.01), ...)")
         inner, args = build(args[0]), args[1:]
-    parameters = list(inspect.signature(definition.function).parameters)[3 if inner else 2 :]
-    named = dict(zip(parameters, args, strict=False))
-    # Positional arguments fill the keyword-only options in order; `apply` then checks all of them.
-    rest = args[len(named) :]
-    if set(named) & set(kwargs):
-        raise UsageError(f"'{call}': '{min(set(named) & set(kwargs))}' is given twice")
-    checked = spec.Call(call.name, rest, {**named, **kwargs})
-    extra = {"inner": inner} if inner else {}
-    spec.apply(checked, _signature_only(definition), None, None, **extra)
+    given = spec.options(spec.Call(call.name, args, kwargs), definition.function, lead=3 if inner else 2)
     base: Definition | Codec = inner or definition
     if feedback not in (None, True, False):
         raise UsageError(f"'{call}': feedback is {feedback!r}; use true or false")
     if feedback is False and base.feedback == "own":
         raise UsageError(f"'{call}': {call.name} needs its error feedback: leave feedback=false out")
     chosen = base.feedback if feedback is None or base.feedback == "own" else feedback
-    options = {**_defaults(definition), **named, **kwargs}
-    made = Codec(definition, options, str(call), chosen, base.view, base.spread, inner, calls=(call,))
+    parameters = inspect.signature(definition.function).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    made = Codec(definition, {**defaults, **given}, str(call), chosen, base.view, base.spread, inner, calls=(call,))
     _try_out(made)
     return made
-
-
-def _defaults(definition: Definition) -> dict[str, Any]:
-    parameters = inspect.signature(definition.function).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-
-
-def _signature_only(definition: Definition) -> Any:
-    def check(*_args: Any, **_kwargs: Any) -> None:
-        return None
-
-    check.__signature__ = inspect.signature(definition.function)  # type: ignore[attr-defined]
-    return check
 
 
 def _try_out(codec: Codec) -> None:

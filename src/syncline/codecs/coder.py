@@ -20,7 +20,8 @@ class Coder:
     """Encoding of a flat float tensor. Equal coders give payloads of equal shapes for any data.
 
     `encoder(x, **options)` returns a tuple of tensors whose shapes depend on `x.numel()` alone;
-    `decoder(payload, count, **options)` returns the flat tensor, or raises `ValueError`. Either may take `seed`.
+    `decoder(payload, count, **options)` returns the flat tensor, or raises `ValueError`. Either may take `seed`, and
+    each gets only those options that it has parameters for.
     `adds` promises one tensor in the payload, and that the sum of payloads decodes to the sum.
     """
 
@@ -48,7 +49,8 @@ class Coder:
         return self.encoder is _encode_cast and dict(self.options)["dtype"] == dtype
 
     def _options(self, function: Callable[..., Any], seed: int) -> dict[str, Any]:
-        return {**dict(self.options), **({"seed": seed} if _takes_seed(function) else {})}
+        takes = _parameters(function)
+        return {name: value for name, value in (*self.options, ("seed", seed)) if name in takes}
 
 
 def coder(
@@ -99,9 +101,10 @@ def _decode_both(payload: Payload, count: int, *, head: Coder, tail: Coder, seed
 FP16_LIMIT = 65504.0 * (1 - 2**-6)
 
 
+@lru_cache(maxsize=64)
 def cast(dtype: torch.dtype) -> Coder:
     """The values converted to `dtype`. Where Syncline sums half-precision values itself, it sums in float32."""
-    return _cast(dtype)
+    return coder(_encode_cast, _decode_cast, adds=True, dtype=dtype)
 
 
 def _encode_cast(x: Tensor, *, dtype: torch.dtype) -> Payload:
@@ -118,11 +121,6 @@ def _decode_cast(payload: Payload, count: int, *, dtype: torch.dtype) -> Tensor:
     return x.float() if dtype in (torch.float16, torch.bfloat16) else x
 
 
-@lru_cache(maxsize=64)
-def _cast(dtype: torch.dtype) -> Coder:
-    return coder(_encode_cast, _decode_cast, adds=True, dtype=dtype)
-
-
 DENSE = cast(torch.float32)
 """Plain float32 values."""
 
@@ -137,5 +135,5 @@ def _layout(coder: Coder, count: int) -> Layout:
 
 
 @lru_cache(maxsize=1024)
-def _takes_seed(function: Callable[..., Any]) -> bool:
-    return "seed" in inspect.signature(function).parameters
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)

@@ -4,6 +4,7 @@ A driver uses `Run`: `start` returns the first request, `resume` takes its answe
 `Result` comes. No state is kept unless the driver keeps `Result.state`.
 """
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Coder, join, split, then
 from syncline.codecs.definition import Definition
-from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum
+from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum, relay
 from syncline.codecs.state import State, Tensors
 from syncline.codecs.wire import layout_of
 
@@ -54,13 +55,10 @@ class Run:
         """
         self.state.tensors = state or {}
         self._steps = _program(self.codec, grad.detach(), self.state)
-        return self._advance(None)
+        return self.resume(None)
 
     def resume(self, answer: Any) -> Request | Result:
         """Continue with the answer to the last request; returns the next request, or the result."""
-        return self._advance(answer)
-
-    def _advance(self, answer: Any) -> Request | Result:
         with torch.no_grad():
             try:
                 request: Request = self._steps.send(answer)
@@ -97,18 +95,17 @@ def _marked(steps: Steps) -> Steps:
     A value that is not finite in a matrix shows in its product with anything. The factor is smaller than the
     gradient, so checking it is faster.
     """
-    answer: Any = None
     first = True
-    while True:
-        try:
-            request = steps.send(answer)
-        except StopIteration as end:
-            out: Out = end.value
-            return out
+
+    def mark(request: Request) -> Generator[Request, Any, Any]:
+        nonlocal first
         if first and not isinstance(request, Gather) and request.tensor.numel():
             request = replace(request, tensor=_spread(request.tensor))
         first = False
-        answer = yield request
+        return (yield request)
+
+    out: Out = yield from relay(steps, mark)
+    return out
 
 
 def _spread(x: Tensor) -> Tensor:
@@ -148,23 +145,19 @@ def _viewed(grad: Tensor, codec: Runnable) -> Tensor:
 
 def _chained(codec: Runnable, x: Tensor, state: State) -> Steps:
     """The author's generator, with its payloads encoded by the rest of the chain."""
-    steps = codec.generate(x, state)
     tail = codec.tail
     if tail is None:
-        return (yield from steps)
-    answer: Any = None
-    while True:
-        try:
-            request = steps.send(answer)
-        except StopIteration as end:
-            out: Out = end.value
-            return out
+        return (yield from codec.generate(x, state))
+
+    def encoded(request: Request) -> Generator[Request, Any, Any]:
         if isinstance(request, Mean | Sum):
             merged = yield Merge(request.tensor, tail, state.rank_seed, isinstance(request, Mean), own=False)
-            answer = merged.mean.to(request.tensor.dtype)
-        elif isinstance(request, Merge):
-            answer = yield replace(request, coder=then(request.coder, tail))
-        else:
-            layout = layout_of(request.payload)
-            replies = yield Gather(split(request.payload, tail))
-            answer = [join(reply, tail, layout) for reply in replies]
+            return merged.mean.to(request.tensor.dtype)
+        if isinstance(request, Merge):
+            return (yield replace(request, coder=then(request.coder, tail)))
+        layout = layout_of(request.payload)
+        replies = yield Gather(split(request.payload, tail))
+        return [join(reply, tail, layout) for reply in replies]
+
+    out: Out = yield from relay(codec.generate(x, state), encoded)
+    return out

@@ -10,7 +10,7 @@ A codec yields one request at a time and is resumed with the answer.
 | `Gather(payload)` | every rank's payload, in rank order | only carry the bytes |
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -77,6 +77,8 @@ class Out(NamedTuple):
 
 Steps = Generator[Request, Any, Out]
 """The type of a codec's generator."""
+Merges = Generator[Merge, Out, Out]
+"""The type of a codec's generator that yields nothing but `Merge`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,17 @@ class Result:
 
     output: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def relay(steps: Generator[Any, Any, Any], answered: Callable[[Any], Generator[Any, Any, Any]]) -> Any:
+    """Run a generator inside another: what it yields goes through `answered`, a generator that returns the answer."""
+    answer: Any = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield from answered(request)
 
 
 def lower(request: Request) -> Merge:

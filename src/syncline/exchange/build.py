@@ -1,6 +1,5 @@
 """Build an `Exchange` from a spec, check which codecs it can carry, and count the bytes it sends."""
 
-import inspect
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,12 +72,8 @@ def build(text: str | Exchange) -> Exchange:
         return text
     call = spec.parse_one(text)
     definition = EXCHANGES.get(call.name)
-    legal = list(inspect.signature(definition.merge).parameters)[2:]
-    named = {**dict(zip(legal, call.args, strict=False)), **call.kwargs}
-    if unknown := sorted(set(named) - set(legal)) or len(call.args) > len(legal):
-        takes = ", ".join(legal) or "no options"
-        raise UsageError(f"'{text}': {call.name} takes {takes}, not {unknown if unknown is not True else call.args}")
-    return Exchange(definition, tuple(sorted(named.items())), str(call))
+    options = spec.options(call, definition.merge, lead=2)
+    return Exchange(definition, tuple(sorted(options.items())), str(call))
 
 
 def legal(codec: str | Codec) -> list[str]:

@@ -4,17 +4,16 @@ Every rank has its own full-duplex link, equally fast in both directions; the bu
 number of consecutive message latencies and the bytes over that link. Its cost does not depend on the number of ranks.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from statistics import median
 
 from syncline.errors import UsageError
 from syncline.registry import Registry
-from syncline.spec import Call, parse_one
+from syncline.spec import options, parse_one
 from syncline.stats import weighted_median
 
 _MOST = 150  # sizes that `fit` compares in pairs
@@ -78,19 +77,14 @@ exchange_time = EXCHANGE_TIMES.register
 
 
 @lru_cache(maxsize=256)
-def _form(exchange: str) -> tuple[Callable[..., Cost], Call]:
+def _form(exchange: str) -> Callable[..., Cost]:
     call = parse_one(exchange)
     form = EXCHANGE_TIMES.get(call.name)
-    try:
-        inspect.signature(form).bind(None, 0.0, 2, 0.0, *call.args, **call.kwargs)
-    except TypeError as error:
-        raise UsageError(f"'{exchange}': {error}; leave that option out") from error
-    return form, call
+    return partial(form, **options(call, form, lead=4))
 
 
 def _cost(network: Network, exchange: str, size: float, nodes: int, plain: float) -> Cost:
-    form, call = _form(exchange)
-    return form(network, size, nodes, plain, *call.args, **call.kwargs)
+    return _form(exchange)(network, size, nodes, plain)
 
 
 def _hops(network: Network, nodes: int) -> int:

@@ -1,45 +1,7 @@
-"""The compression algorithms, one per file; importing this package registers them."""
+"""The compression algorithms, one per file; importing this package imports, and so registers, all of them."""
 
-from syncline.codecs.algorithms import (
-    acpsgd,
-    bf16,
-    dgc,
-    efsignsgd,
-    fp16,
-    graddrop,
-    int4,
-    int8,
-    natural,
-    none,
-    onebit,
-    powersgd,
-    qsgd,
-    randomk,
-    tbq,
-    terngrad,
-    threshold,
-    topk,
-    warmup,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "acpsgd",
-    "bf16",
-    "dgc",
-    "efsignsgd",
-    "fp16",
-    "graddrop",
-    "int4",
-    "int8",
-    "natural",
-    "none",
-    "onebit",
-    "powersgd",
-    "qsgd",
-    "randomk",
-    "tbq",
-    "terngrad",
-    "threshold",
-    "topk",
-    "warmup",
-]
+for _module in iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)

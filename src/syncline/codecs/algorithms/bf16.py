@@ -3,19 +3,16 @@
 import torch
 from torch import Tensor
 
-from syncline.codecs.coder import Coder, cast
+from syncline.codecs.coder import cast
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
-
-def coder() -> Coder:
-    """The coder that rounds to bfloat16."""
-    return cast(torch.bfloat16)
+CODER = cast(torch.bfloat16)
 
 
-@codec("bf16", tail=coder, takes=("gradient", "values", "factors", "scales"))
-def bf16(grad: Tensor, state: State) -> Steps:
+@codec("bf16", tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
+def bf16(grad: Tensor, state: State) -> Merges:
     """Round to bfloat16: float32's range with 8 bits of precision.
 
     Paper: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019.
@@ -23,5 +20,4 @@ def bf16(grad: Tensor, state: State) -> Steps:
     Use it: nearly always safe; the baseline that other compressors have to beat.
     Costs: 2 bytes per value, no state. An all-reduce also sums in bfloat16; gathering exchanges sum in float32.
     """
-    out: Out = yield Merge(grad, coder())
-    return out
+    return (yield Merge(grad, CODER))

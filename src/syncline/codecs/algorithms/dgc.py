@@ -26,7 +26,7 @@ def dgc(grad: Tensor, state: State, *, ratio: float = 0.01, momentum: float = 0.
     u = torch.add(grad, state.get("momentum", grad.new_zeros(()).expand_as(grad)).view_as(grad), alpha=momentum)
     v = state.compensate(u)
     replies = yield Gather(encode(v, ratio=ratio, seed=state.rank_seed))
-    parts = [decode(reply, v.numel(), ratio=ratio) for reply in replies]
+    parts = [decode(reply, v.numel()) for reply in replies]
     own = parts[state.rank]
     kept = u * (own == 0)
     return Out(sum(parts[1:], parts[0]) / state.world, own, {"momentum": kept})

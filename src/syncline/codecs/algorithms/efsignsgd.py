@@ -5,12 +5,8 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
-
-
-def _encode(x: Tensor) -> Payload:
-    return ops.sign_encode_l1(x)
 
 
 def _decode(payload: Payload, count: int) -> Tensor:
@@ -18,11 +14,11 @@ def _decode(payload: Payload, count: int) -> Tensor:
     return ops.sign_decode(packed, scale, -scale, count)
 
 
-CODER = coder(_encode, _decode)
+CODER = coder(ops.sign_encode_l1, _decode)
 
 
 @codec("efsignsgd", feedback=True, carries="scales")
-def efsignsgd(grad: Tensor, state: State) -> Steps:
+def efsignsgd(grad: Tensor, state: State) -> Merges:
     """Send the sign and one scale, the mean magnitude.
 
     Paper: S. Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019.
@@ -30,5 +26,4 @@ def efsignsgd(grad: Tensor, state: State) -> Steps:
     Use it: like onebit, with a convergence proof; better than onebit where gradients are symmetric.
     Costs: 1 bit per value and 4 bytes; one residual tensor; two passes over the gradient.
     """
-    out: Out = yield Merge(grad, CODER)
-    return out
+    return (yield Merge(grad, CODER))

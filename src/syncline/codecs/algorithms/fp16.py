@@ -3,19 +3,16 @@
 import torch
 from torch import Tensor
 
-from syncline.codecs.coder import Coder, cast
+from syncline.codecs.coder import cast
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
-
-def coder() -> Coder:
-    """The coder that rounds to float16."""
-    return cast(torch.float16)
+CODER = cast(torch.float16)
 
 
-@codec("fp16", tail=coder, takes=("gradient", "values", "factors", "scales"))
-def fp16(grad: Tensor, state: State) -> Steps:
+@codec("fp16", tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
+def fp16(grad: Tensor, state: State) -> Merges:
     """Round to float16: 11 bits of precision, values up to 64480; larger ones are clipped.
 
     Paper: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; torch's `fp16_compress_hook`.
@@ -23,5 +20,4 @@ def fp16(grad: Tensor, state: State) -> Steps:
     Use it: when gradients are of moderate size (a loss scale can help); else bf16 is safer.
     Costs: 2 bytes per value, no state. An all-reduce also sums in float16.
     """
-    out: Out = yield Merge(grad, coder())
-    return out
+    return (yield Merge(grad, CODER))

@@ -7,7 +7,7 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 SLACK = 1.25
@@ -24,14 +24,14 @@ def encode(x: Tensor, *, ratio: float, seed: int) -> Payload:
     return values, indices
 
 
-def decode(payload: Payload, count: int, *, ratio: float) -> Tensor:
-    """The sparse values in a dense tensor."""
+def decode(payload: Payload, count: int) -> Tensor:
+    """The sparse values in a dense tensor; all codecs that send values with their positions use it."""
     values, indices = payload
     return ops.densify(values, indices, count)
 
 
 @codec("graddrop", feedback=True, carries="values", spread=True)
-def graddrop(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
+def graddrop(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """Send the values above a threshold that about `ratio` of them reach, estimated from a sample.
 
     Paper: A. Aji and K. Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
@@ -41,5 +41,4 @@ def graddrop(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
-    out: Out = yield Merge(grad, coder(encode, decode, ratio=float(ratio)), state.rank_seed)
-    return out
+    return (yield Merge(grad, coder(encode, decode, ratio=float(ratio)), state.rank_seed))

@@ -6,26 +6,28 @@ from syncline.codecs import ops
 from syncline.codecs.coder import Coder, Payload
 from syncline.codecs.coder import coder as make
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-def _encode(x: Tensor, *, block: int) -> Payload:
-    return ops.quantize_blocks(x, bits=8, block=block)
+def encode(x: Tensor, *, bits: int, block: int) -> Payload:
+    """Steps of each block's largest magnitude; int4 sends the same."""
+    return ops.quantize_blocks(x, bits=bits, block=block)
 
 
-def _decode(payload: Payload, count: int, *, block: int) -> Tensor:
+def decode(payload: Payload, count: int, *, bits: int, block: int) -> Tensor:
+    """The values of such steps; int4 and qsgd send the same."""
     packed, scales = payload
-    return ops.dequantize_blocks(packed, scales, bits=8, block=block, count=count)
+    return ops.dequantize_blocks(packed, scales, bits=bits, block=block, count=count)
 
 
 def coder(*, block: int = 256) -> Coder:
     """The coder that writes 8-bit steps and a float32 scale for every `block` values."""
-    return make(_encode, _decode, block=block)
+    return make(encode, decode, bits=8, block=block)
 
 
 @codec("int8", feedback=True, carries="scales", tail=coder, takes=("gradient", "values", "factors"))
-def int8(grad: Tensor, state: State, *, block: int = 256) -> Steps:
+def int8(grad: Tensor, state: State, *, block: int = 256) -> Merges:
     """Round to 8-bit steps of each block's largest magnitude.
 
     Paper: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016 (here linear, block-wise).
@@ -33,5 +35,4 @@ def int8(grad: Tensor, state: State, *, block: int = 256) -> Steps:
     Use it: a safe fourfold reduction, alone or after a sparsifier or a low-rank codec.
     Costs: 1 byte per value and 4 bytes per block; one residual tensor; two passes over the gradient.
     """
-    out: Out = yield Merge(grad, coder(block=block))
-    return out
+    return (yield Merge(grad, coder(block=block)))

@@ -5,7 +5,7 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
@@ -22,7 +22,7 @@ CODER = coder(_encode, _decode)
 
 
 @codec("natural")
-def natural(grad: Tensor, state: State) -> Steps:
+def natural(grad: Tensor, state: State) -> Merges:
     """Round up or down at random to a power of two and send sign and exponent in one byte.
 
     Paper: S. Horvath et al., Natural Compression for Distributed Deep Learning, 2019.
@@ -30,5 +30,4 @@ def natural(grad: Tensor, state: State) -> Steps:
     Use it: fourfold without scales or state, over any range of sizes; its variance is at most 1/8 of g**2.
     Costs: 1 byte per value (exponents -75 to 50; smaller is zero); no state; one random number per value.
     """
-    out: Out = yield Merge(grad, CODER, state.rank_seed)
-    return out
+    return (yield Merge(grad, CODER, state.rank_seed))

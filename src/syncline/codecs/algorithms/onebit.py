@@ -5,12 +5,8 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
-
-
-def _encode(x: Tensor) -> Payload:
-    return ops.sign_encode(x)
 
 
 def _decode(payload: Payload, count: int) -> Tensor:
@@ -18,11 +14,11 @@ def _decode(payload: Payload, count: int) -> Tensor:
     return ops.sign_decode(packed, positive, negative, count)
 
 
-CODER = coder(_encode, _decode)
+CODER = coder(ops.sign_encode, _decode)
 
 
 @codec("onebit", feedback=True, carries="scales")
-def onebit(grad: Tensor, state: State) -> Steps:
+def onebit(grad: Tensor, state: State) -> Merges:
     """Send the sign; read it back as the mean of the values of that sign.
 
     Paper: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
@@ -30,5 +26,4 @@ def onebit(grad: Tensor, state: State) -> Steps:
     Use it: 32-fold with little arithmetic, for dense gradients of one scale; depends on its residual.
     Costs: 1 bit per value and 8 bytes; one residual tensor; two passes over the gradient.
     """
-    out: Out = yield Merge(grad, CODER)
-    return out
+    return (yield Merge(grad, CODER))

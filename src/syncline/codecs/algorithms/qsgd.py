@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from syncline.codecs import ops
+from syncline.codecs.algorithms.int8 import decode
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
@@ -13,13 +14,8 @@ def _encode(x: Tensor, *, bits: int, block: int, seed: int) -> Payload:
     return ops.qsgd_encode(x, bits=bits, block=block, seed=seed)
 
 
-def _decode(payload: Payload, count: int, *, bits: int, block: int) -> Tensor:
-    packed, scales = payload
-    return ops.qsgd_decode(packed, scales, bits=bits, block=block, count=count)
-
-
 @codec("qsgd", carries="scales")
-def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Steps:
+def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Merges:
     """Round up or down at random to one of 2**(bits-1) - 1 levels of the block's Euclidean norm.
 
     Paper: D. Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization, NeurIPS 2017.
@@ -27,5 +23,4 @@ def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Step
     Use it: when the theory of unbiased quantisers is wanted; int8 and int4 with feedback err less.
     Costs: `bits` bits per value and 4 bytes per block; no state; one random number per value.
     """
-    out: Out = yield Merge(grad, coder(_encode, _decode, bits=bits, block=block), state.rank_seed)
-    return out
+    return (yield Merge(grad, coder(_encode, decode, bits=bits, block=block), state.rank_seed))

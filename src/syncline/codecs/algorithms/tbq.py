@@ -5,7 +5,7 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
@@ -19,7 +19,7 @@ def _decode(payload: Payload, count: int, *, tau: float) -> Tensor:
 
 
 @codec("tbq", feedback=True, spread=True)
-def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
+def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Merges:
     """Send tau with the gradient's sign where its magnitude exceeds tau, else zero.
 
     Paper: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015.
@@ -29,5 +29,4 @@ def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Steps:
     """
     if not tau > 0:
         raise ValueError(f"tau is {tau}: use a number above 0")
-    out: Out = yield Merge(grad, coder(_encode, _decode, tau=float(tau)))
-    return out
+    return (yield Merge(grad, coder(_encode, _decode, tau=float(tau))))

@@ -6,26 +6,25 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
 def _encode(x: Tensor, *, clip: float, seed: int) -> Payload:
     _, deviation, scale = ops.moments(x)
     if clip:
-        limit = clip * deviation
         # Values beyond the scale are sent with probability 1, as if clipped: no extra pass is needed.
-        scale = torch.minimum(scale, limit)
+        scale = torch.minimum(scale, clip * deviation)
     return ops.terngrad_encode(x, scale=scale, seed=seed), scale
 
 
-def _decode(payload: Payload, count: int, *, clip: float) -> Tensor:
+def _decode(payload: Payload, count: int) -> Tensor:
     packed, scale = payload
     return ops.ternary_decode(packed, scale, count)
 
 
 @codec("terngrad", carries="scales")
-def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Steps:
+def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Merges:
     """Send the sign with probability |g| / s, else zero; clipped at `clip` standard deviations (0: not at all).
 
     Paper: W. Wen et al., TernGrad: Ternary Gradients to Reduce Communication, NeurIPS 2017.
@@ -35,5 +34,4 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Steps:
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")
-    out: Out = yield Merge(grad, coder(_encode, _decode, clip=float(clip)), state.rank_seed)
-    return out
+    return (yield Merge(grad, coder(_encode, _decode, clip=float(clip)), state.rank_seed))

@@ -5,10 +5,10 @@ import math
 from torch import Tensor
 
 from syncline.codecs import ops
-from syncline.codecs.algorithms.graddrop import SMALLEST
+from syncline.codecs.algorithms.graddrop import SMALLEST, decode
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
@@ -20,13 +20,8 @@ def _encode(x: Tensor, *, tau: float, capacity: float, seed: int) -> Payload:
     return values, indices
 
 
-def _decode(payload: Payload, count: int, *, tau: float, capacity: float) -> Tensor:
-    values, indices = payload
-    return ops.densify(values, indices, count)
-
-
 @codec("threshold", feedback=True, carries="values", spread=True)
-def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float = 0.05) -> Steps:
+def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float = 0.05) -> Merges:
     """Send the values of magnitude `tau` and more, at most a share `capacity` of all; the rest goes into the residual.
 
     Paper: A. Dutta et al., On the Discrepancy between Theoretical Analysis and Practical Implementations of
@@ -37,5 +32,4 @@ def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float
     """
     if not tau >= 0 or not 0 < capacity <= 1:
         raise ValueError(f"tau is {tau}, capacity {capacity}: use tau >= 0 and a capacity above 0 and up to 1")
-    out: Out = yield Merge(grad, coder(_encode, _decode, tau=float(tau), capacity=float(capacity)), state.rank_seed)
-    return out
+    return (yield Merge(grad, coder(_encode, decode, tau=float(tau), capacity=float(capacity)), state.rank_seed))

@@ -5,9 +5,10 @@ import math
 from torch import Tensor
 
 from syncline.codecs import ops
+from syncline.codecs.algorithms.graddrop import decode
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Merge, Out, Steps
+from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
@@ -15,13 +16,8 @@ def _encode(x: Tensor, *, ratio: float) -> Payload:
     return ops.topk(x, math.ceil(ratio * x.numel()))
 
 
-def _decode(payload: Payload, count: int, *, ratio: float) -> Tensor:
-    values, indices = payload
-    return ops.densify(values, indices, count)
-
-
 @codec("topk", feedback=True, carries="values", spread=True)
-def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
+def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """Send the `ratio` of values with the largest magnitude.
 
     Paper: D. Alistarh et al., The Convergence of Sparsified Gradient Methods, NeurIPS 2018.
@@ -31,5 +27,4 @@ def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Steps:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
-    out: Out = yield Merge(grad, coder(_encode, _decode, ratio=float(ratio)))
-    return out
+    return (yield Merge(grad, coder(_encode, decode, ratio=float(ratio))))

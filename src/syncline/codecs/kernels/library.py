@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from syncline.codecs.kernels import cpu, pieces
+from syncline.codecs.kernels import cpu, pieces, plain, sparse
 from syncline.codecs.kernels.segments import packed_bytes
 
 _Lengths = Sequence[int] | None
@@ -39,7 +39,8 @@ def _op(name: str, schema: str, fake: Callable[..., Any]) -> Any:
     def run(*args: Any) -> Any:
         kind = args[0].device.type
         module = cpu if kind == "cpu" else _gpu() if kind == "cuda" else pieces
-        function = getattr(module, name, None) or getattr(pieces, name)  # the reference where a device has no better
+        # Where the device has no function of its own, the reference.
+        function = next(getattr(one, name) for one in (module, pieces, plain, sparse) if hasattr(one, name))
         return function(*(tuple(a) if isinstance(a, list) else a for a in args))
 
     op = custom_op(f"syncline::{name}", run, mutates_args=(), schema=schema)

@@ -1,50 +1,16 @@
-"""The reference of every fused operator with the fused signature: several pieces one after another, any device."""
+"""The reference of the operators that take several tensors as one: each piece after the other, on any device."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from syncline.codecs.kernels.plain import (
-    dequantize_blocks,
-    moments,
-    natural_decode,
-    natural_encode,
-    pack_bits,
-    quantize_blocks,
-    saturate,
-    unpack_bits,
-)
-from syncline.codecs.kernels.plain import sign_decode as _sign_decode
-from syncline.codecs.kernels.plain import sign_encode as _sign_encode
-from syncline.codecs.kernels.plain import sign_encode_l1 as _sign_encode_l1
-from syncline.codecs.kernels.plain import ternary_decode as _ternary_decode
-from syncline.codecs.kernels.plain import ternary_encode as _ternary_encode
-from syncline.codecs.kernels.plain import terngrad_encode as _terngrad_encode
-from syncline.codecs.kernels.sparse import compact, sampled_threshold, topk
-
-__all__ = [
-    "compact",
-    "dequantize_blocks",
-    "moments",
-    "natural_decode",
-    "natural_encode",
-    "pack_bits",
-    "quantize_blocks",
-    "sampled_threshold",
-    "saturate",
-    "sign_decode",
-    "sign_encode",
-    "ternary_decode",
-    "ternary_encode",
-    "topk",
-    "unpack_bits",
-]
+from syncline.codecs.kernels import plain
 
 
 def sign_encode(x: Tensor, lengths: tuple[int, ...] | None, l1: bool) -> tuple[Tensor, Tensor]:
     """Packed bits and means: (2, pieces), positive side first; (1, pieces) mean magnitudes with `l1`."""
-    encode = _sign_encode_l1 if l1 else _sign_encode
+    encode = plain.sign_encode_l1 if l1 else plain.sign_encode
     pieces = [x] if lengths is None else x.split(list(lengths))
     parts = [encode(piece) for piece in pieces]
     if not parts:
@@ -55,23 +21,23 @@ def sign_encode(x: Tensor, lengths: tuple[int, ...] | None, l1: bool) -> tuple[T
 
 def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
     """See `plain.sign_decode`; with lengths, one mean per tensor."""
-    return _decode(_sign_decode, packed, 1, (pos, neg), count, lengths)
+    return _decode(plain.sign_decode, packed, 1, (pos, neg), count, lengths)
 
 
 def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[int, ...] | None) -> Tensor:
     """Codes by threshold `scale`, or with a seed by chance |x| / scale; with lengths, one scale per tensor."""
     pieces = [x] if lengths is None else x.split(list(lengths))
     limits = scale.reshape(-1)
-    if seed is None:
-        parts = [_ternary_encode(piece, limit) for piece, limit in zip(pieces, limits, strict=True)]
-    else:
-        parts = [_terngrad_encode(piece, limit, seed) for piece, limit in zip(pieces, limits, strict=True)]
+    parts = [
+        plain.ternary_encode(piece, limit) if seed is None else plain.terngrad_encode(piece, limit, seed)
+        for piece, limit in zip(pieces, limits, strict=True)
+    ]
     return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8)
 
 
 def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
     """See `plain.ternary_decode`; with lengths, one scale per tensor."""
-    return _decode(_ternary_decode, packed, 2, (scale,), count, lengths)
+    return _decode(plain.ternary_decode, packed, 2, (scale,), count, lengths)
 
 
 def _decode(

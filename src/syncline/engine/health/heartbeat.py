@@ -89,12 +89,13 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Record):
     """Which ranks (global) caused a failure, how certain that is (`kind`), and the sentence for the user."""
 
     kind: str
     ranks: tuple[int, ...]
     text: str
+    by: int | None = None  # the rank that has raised the alarm with it
 
 
 def this_process() -> RankProcess:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from syncline._compat import PrefixStore, Store, TCPStore
@@ -25,25 +25,17 @@ from syncline.engine.health.heartbeat import (
     Heartbeat,
     Observation,
     RankProcess,
-    Record,
     describe_rank,
     diagnose,
     process_state,
     this_process,
 )
 from syncline.errors import PeerError
+from syncline.threads import in_thread
 
 _T = TypeVar("_T")
 _LAST_WRITE_S = 1.0
 """Patience for a last write to a store that may not answer."""
-
-
-@dataclass(frozen=True)
-class _Alarm(Record):
-    by: int
-    kind: str
-    ranks: tuple[int, ...]
-    text: str
 
 
 class Peers:
@@ -82,7 +74,7 @@ class Peers:
         self._writing = threading.Lock()
         self._store_call_since: float | None = None  # when the heartbeat thread's current store call began
         self._store_error: str | None = None  # why the store is considered lost
-        self._alarm: _Alarm | None = None
+        self._alarm: Diagnosis | None = None
         self._failed = False
         self._end: str | None = None
         self._diagnosing = threading.Lock()
@@ -112,7 +104,7 @@ class Peers:
 
     def raise_alarm(self, text: str, *, ranks: Sequence[int] = (), kind: str = LOST) -> None:
         """Tell all ranks that the exchange has failed; the first alarm counts. `ranks` are global."""
-        mine = _Alarm(self._global[self._rank], kind, tuple(ranks), text)
+        mine = Diagnosis(kind, tuple(ranks), text, by=self._global[self._rank])
         self._try_write(lambda: self._write_alarm(mine))
 
     def explain(self, what: str, cause: BaseException | None = None, grace: float = 1.0) -> PeerError:
@@ -187,10 +179,10 @@ class Peers:
 
     def _read_alarm(self) -> None:
         if self._alarm is None and self._store.check(["alarm"]):
-            self._alarm = _Alarm.decode(self._store.get("alarm"))
+            self._alarm = Diagnosis.decode(self._store.get("alarm"))
 
-    def _write_alarm(self, alarm: _Alarm) -> None:
-        self._alarm = _Alarm.decode(self._store.compare_set("alarm", "", alarm.encode()))
+    def _write_alarm(self, alarm: Diagnosis) -> None:
+        self._alarm = Diagnosis.decode(self._store.compare_set("alarm", "", alarm.encode()))
 
     def _read_processes(self, *, all_at_once: bool = False) -> None:
         missing = [rank for rank in self._others if rank not in self._processes]
@@ -247,11 +239,10 @@ class Peers:
         state = process_state(process, self._own) if process else None
         return Observation(first.get(rank), last.get(rank), process, state)
 
-    def _from_alarm(self, alarm: _Alarm) -> Diagnosis:
-        by = (
-            "" if alarm.by == self._global[self._rank] or alarm.ranks == (alarm.by,) else f" (found by rank {alarm.by})"
-        )
-        return Diagnosis(alarm.kind, alarm.ranks, alarm.text + by)
+    def _from_alarm(self, alarm: Diagnosis) -> Diagnosis:
+        if alarm.by == self._global[self._rank] or alarm.ranks == (alarm.by,):
+            return alarm
+        return replace(alarm, text=f"{alarm.text} (found by rank {alarm.by})")
 
     def _diagnose_without_store(self, reason: str) -> Diagnosis:
         """The diagnosis if the store does not answer: what this machine knows, and who holds the store."""
@@ -309,19 +300,7 @@ def _because(cause: BaseException | None) -> str:
 
 def _call_with_timeout(seconds: float, function: Callable[[], _T]) -> _T:
     """The function's result, or TimeoutError. Runs in its own thread, since a call of a store cannot be cancelled."""
-    done: list[_T | BaseException] = []
-
-    def call() -> None:
-        try:
-            done.append(function())
-        except BaseException as error:
-            done.append(error)
-
-    thread = threading.Thread(target=call, name="syncline-peers-ask", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not done:
-        raise TimeoutError(f"no answer for {seconds:.1f} s")
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    return done[0]
+    try:
+        return in_thread(function, name="syncline-peers-ask").result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer for {seconds:.1f} s") from None

@@ -7,14 +7,14 @@ thread are counted, and `stretch` (wall seconds per CPU second while every rank 
 
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncline import codecs, exchange
-from syncline.codecs import Codec
+from syncline.codecs import Codec, Request
 from syncline.codecs.build import LATE
 from syncline.engine.launch.batches import launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
@@ -37,12 +37,15 @@ def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, devi
     pattern = exchange.build(exchange.legal(codec)[0])
     issues: dict[torch.Size, list[float]] = {}
 
+    def launch(request: Request) -> _Loopback:
+        return _Loopback(pattern, request, world)
+
     def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        seconds, states = _run_alone(launch_run, pattern, grad, states, lambda: synchronized_time(device))
+        seconds, states = _run(launch_run, launch, grad, states, lambda: synchronized_time(device))
         if device.type == "cuda":
             # Once more without waiting for the device, which has nothing else to do.
             begin = synchronized_time(device)
-            _run_alone(LaunchRun(launch_run.batches, launch_run.context), pattern, grad, states, time.perf_counter)
+            _run(LaunchRun(launch_run.batches, launch_run.context), launch, grad, states, time.perf_counter)
             issues.setdefault(grad.shape, []).append(time.perf_counter() - begin)
         return seconds, states
 
@@ -56,7 +59,7 @@ def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, 
     buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
 
     def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        return _run_over_link(launch_run, link, grad, states)
+        return _run(launch_run, link.launch, grad, states, time.thread_time)
 
     cpu, world = torch.device("cpu"), link.position.world
     curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4, buffers=buffers)
@@ -92,65 +95,52 @@ def _curves(
     return [Curve.through(line) for line in points]
 
 
-def _run_alone(
-    launch_run: LaunchRun, pattern: Exchange, grad: Tensor, states: States, clock: Callable[[], float]
+class _Loopback:
+    """Like `exchange.Handle`, as rank 0 without a network: its own messages stand in for those of other ranks."""
+
+    def __init__(self, pattern: Exchange, request: Request, world: int) -> None:
+        self._moves = pattern.moves(request, Position(0, world, world))
+        self._world, self._op = world, next(self._moves)
+
+    def advance(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        while True:
+            if isinstance(self._op, AllReduce):
+                received: Any = self._op.tensor
+            else:
+                assert isinstance(self._op, AllGather), "probes run over the default exchanges"
+                received = [self._op.buffer] * self._world
+            try:
+                self._op = self._moves.send(received)
+            except StopIteration as end:
+                return end.value
+
+
+def _run(
+    launch_run: LaunchRun,
+    launch: Callable[[Request], "Handle | _Loopback"],
+    grad: Tensor,
+    states: States,
+    clock: Callable[[], float],
 ) -> tuple[StageSeconds, States]:
-    """Run a codec as rank 0, with its own messages in place of those of other ranks."""
-    world = launch_run.context.world
-    position = Position(0, world, world)
+    """Run a codec once over launched exchanges; the time of messages on the network is left out."""
     spent: list[float] = []
     begin = clock()
     requests = launch_run.start([grad], states)
     while requests:
-        moves = [pattern.moves(request, position) for request in requests]
-        first = [next(move) for move in moves]
+        handles = [launch(request) for request in requests]
         spent.append(clock() - begin)
-        # The network would be busy here.
         begin = clock()
-        requests = launch_run.resume([_answer(move, op, world) for move, op in zip(moves, first, strict=True)])
-    spent.append(clock() - begin)
-    return _result(launch_run, spent)
-
-
-def _answer(moves: Generator[Any, Any, Any], op: Any, world: int) -> Any:
-    while True:
-        if isinstance(op, AllReduce):
-            received: Any = op.tensor
-        else:
-            assert isinstance(op, AllGather), "probes run over the default exchanges"
-            received = [op.buffer] * world
-        try:
-            op = moves.send(received)
-        except StopIteration as end:
-            return end.value
-
-
-def _run_over_link(launch_run: LaunchRun, link: Link, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-    begin = time.thread_time()
-    requests = launch_run.start([grad], states)
-    spent: list[float] = []
-    while requests:
-        handles = [link.launch(request) for request in requests]
-        spent.append(time.thread_time() - begin)
-        begin = time.thread_time()
         answers: list[Any] = []
         for handle in handles:
-            begin = _drive(handle, begin, spent)
+            while not handle.advance():
+                now = clock()
+                spent.append(now - begin)
+                begin = now
             answers.append(handle.wait())
         requests = launch_run.resume(answers)
-    spent.append(time.thread_time() - begin)
-    return _result(launch_run, spent)
-
-
-def _drive(handle: Handle, begin: float, spent: list[float]) -> float:
-    """Drive an exchange to its end and note the time between its messages, without that after the last one."""
-    while not handle.advance():
-        now = time.thread_time()
-        spent.append(now - begin)
-        begin = now
-    return begin
-
-
-def _result(launch_run: LaunchRun, spent: Sequence[float]) -> tuple[StageSeconds, States]:
+    spent.append(clock() - begin)
     states = [dict(result.state) for result in launch_run.results if result is not None]
     return (spent[0], sum(spent[1:-1]), spent[-1]), states

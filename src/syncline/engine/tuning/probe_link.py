@@ -5,7 +5,6 @@ can receive it gets a core.
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +15,7 @@ from torch import Tensor
 from syncline._compat import NoSubclasses
 from syncline.codecs import Mean
 from syncline.exchange import Link
+from syncline.threads import in_thread
 
 T = TypeVar("T")
 
@@ -80,32 +80,20 @@ def compute_slowdown(link: Link, bytes_per_s: float, barrier: Callable[[], None]
 
 def while_computing(work: Callable[[], T]) -> tuple[T, float]:
     """Do `work` in a thread while this thread computes: its result, and matrix products per second."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-    finished = threading.Event()
 
-    def run() -> None:
-        try:
-            with torch.no_grad(), NoSubclasses():
-                results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            finished.set()
+    def run() -> T:
+        with torch.no_grad(), NoSubclasses():
+            return work()
 
-    thread = threading.Thread(target=run, name="syncline-probe", daemon=True)
     a, out = torch.full((_MATRIX, _MATRIX), 1e-3), torch.empty(_MATRIX, _MATRIX)
     count, begin = 0, time.perf_counter()
-    thread.start()
+    result = in_thread(run, name="syncline-probe")
     with torch.no_grad():
-        while not count or not finished.is_set():
+        while not count or not result.done():
             torch.mm(a, a, out=out)
             count += 1
     rate = count / (time.perf_counter() - begin)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0], rate
+    return result.result(), rate
 
 
 def _sent_bytes(link: Link, tensor: Tensor) -> float:

@@ -1,13 +1,7 @@
-"""The exchange patterns, one per file; importing this package registers them."""
+"""The exchange patterns, one per file; importing this package imports, and so registers, all of them."""
 
-from syncline.exchange.patterns import (
-    allgather,
-    allreduce,
-    gather_scatter,
-    hierarchical,
-    ring,
-    server,
-    sharded,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["allgather", "allreduce", "gather_scatter", "hierarchical", "ring", "server", "sharded"]
+for _module in iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)

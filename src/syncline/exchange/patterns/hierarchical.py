@@ -1,13 +1,15 @@
 """hierarchical: uncompressed values inside a node, compressed values between nodes."""
 
+from collections.abc import Generator
 from typing import Any
 
 from torch import Tensor
 
 from syncline.codecs import Merge, Out, cast
+from syncline.codecs.requests import relay
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, exchange
-from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Position, Shard
+from syncline.exchange.moves import AllGather, AllReduce, Move, Moves, Op, Position, Shard
 
 BETWEEN = ("sharded", "ring", "allgather", "gather-scatter")
 
@@ -48,19 +50,16 @@ def _times(x: Tensor, factor: float) -> Tensor:
 
 def _among(ranks: list[int], position: int, moves: Moves) -> Moves:
     """Run an exchange among some ranks: its rank numbers index `ranks`, and all-gathers become moves."""
-    answer: Any = None
-    while True:
-        try:
-            op = moves.send(answer)
-        except StopIteration as end:
-            out: Out = end.value
-            return out
+    others = [rank for i, rank in enumerate(ranks) if i != position]
+
+    def moved(op: Op) -> Generator[Op, Any, Any]:
         assert not isinstance(op, AllReduce)
         if isinstance(op, AllGather):
-            others = [r for i, r in enumerate(ranks) if i != position]
             got = yield Move(dict.fromkeys(others, op.buffer), dict.fromkeys(others, op.buffer.numel()))
-            answer = [got.get(rank, op.buffer) for rank in ranks]
-        else:
-            sends = {ranks[r]: buffer for r, buffer in op.sends.items()}
-            got = yield Move(sends, {ranks[r]: size for r, size in op.recvs.items()})
-            answer = {ranks.index(r): buffer for r, buffer in got.items()}
+            return [got.get(rank, op.buffer) for rank in ranks]
+        sends = {ranks[r]: buffer for r, buffer in op.sends.items()}
+        got = yield Move(sends, {ranks[r]: size for r, size in op.recvs.items()})
+        return {ranks.index(r): buffer for r, buffer in got.items()}
+
+    out: Out = yield from relay(moves, moved)
+    return out
