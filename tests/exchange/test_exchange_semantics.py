@@ -169,8 +169,8 @@ def test_requests_that_slip_past_the_check_are_refused_too() -> None:
     ("spec", "words"),
     [
         ("rings", "did you mean 'ring'"),
-        ("ring(3)", "ring takes no options"),
-        ("server(workers=3)", "server takes servers"),
+        ("ring(3)", "ring takes (no arguments)"),
+        ("server(workers=3)", "server takes (servers=1)"),
         ("ring | ring", "is a chain"),
     ],
 )

@@ -81,7 +81,7 @@ def test_mistakes_are_named() -> None:
         NET.transfer("rign", 1, 2)
     with pytest.raises(UsageError, match="use 1 to 1 servers"):
         NET.transfer("server(servers=2)", 1, 2)
-    with pytest.raises(UsageError, match="leave that option out"):
+    with pytest.raises(UsageError, match=r"ring takes \(no arguments\)"):
         NET.transfer("ring(hops=2)", 1, 2)
     with pytest.raises(UsageError, match="1 or more ranks per node"):
         NET.transfer("hierarchical(node=0)", 1, 2)
