@@ -65,7 +65,7 @@ def checked(tmp_path_factory):
         ),
         ("reveal_type(sync)", ['"syncline.engine.sync.Sync"']),
         ("reveal_type(sync.wait())", ['"None"']),
-        ("reveal_type(syncline.trace.analyze)", ["trace:", "-> syncline.trace.analysis.analysis.Analysis"]),
+        ("reveal_type(syncline.trace.analyze)", ["trace:", "-> syncline.trace.analysis.analyze.Analysis"]),
         ('syncline.attach(nn.Linear(2, 2), compres="auto")', ["error:", 'did you mean "compress"?']),
         ("syncline.atach(nn.Linear(2, 2))", ["error:", 'maybe "attach"?']),
         ("reveal_type(error.ranks)", ['"tuple[int, ...]"']),

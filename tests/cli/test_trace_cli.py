@@ -16,7 +16,7 @@ from syncline.cli.output import print_json
 from syncline.trace import Span, Trace
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.merge.rank_file import rank_file_name, write_rank_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))

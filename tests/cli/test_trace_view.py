@@ -15,7 +15,7 @@ from forked import Forked
 
 from syncline.cli.main import main
 from syncline.trace import Span
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.formats.load import load
 from syncline.trace.merge.rank_file import rank_file_name
 

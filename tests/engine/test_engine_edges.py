@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import syncline
 from ranks import run_ranks
-from syncline.engine.inflight import tickets
+from syncline.engine.inflight import wait_on_touch
 from syncline.plan import default_plan
 
 
@@ -68,7 +68,7 @@ def edges(rank: int, world: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     sync.wait()
-    assert not tickets._tickets, "no tensor stays marked"
+    assert not wait_on_touch._tickets, "no tensor stays marked"
     seen["others"] = flat(model)
     sync.close()
     return seen

@@ -17,7 +17,7 @@ from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
 from syncline.plan import Host, predict
-from syncline.plan.frozen import trained
+from syncline.plan.frozen_parameters import trained
 
 
 def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options: Any) -> tuple[Any, list[float]]:

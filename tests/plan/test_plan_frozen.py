@@ -10,7 +10,7 @@ from model_shapes import layer, mlp, resnet50
 
 from syncline.errors import UsageError
 from syncline.plan import default_plan, save
-from syncline.plan.frozen import ordered_as, trained, whole
+from syncline.plan.frozen_parameters import ordered_as, trained, whole
 from syncline.plan.run_files import COSTS, PLAN, SHAPES, load_recorded, shapes_text
 
 MODEL = resnet50()

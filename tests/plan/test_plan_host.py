@@ -12,7 +12,7 @@ from torch import nn
 
 from syncline.engine.launch.units import Slot
 from syncline.engine.tuning.choose import PlanChooser
-from syncline.engine.tuning.costs import host_costs
+from syncline.engine.tuning.measure_costs import host_costs
 from syncline.engine.tuning.profile import Profile, ProfileTable
 from syncline.plan import CodecCost, Host, default_plan, scenario
 

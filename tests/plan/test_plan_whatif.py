@@ -11,8 +11,18 @@ from model_shapes import mlp, vgg19
 
 from syncline.errors import UsageError
 from syncline.plan import default_plan, predict, search
+from syncline.plan.other_network import (
+    Cell,
+    TargetNetwork,
+    at,
+    choose,
+    infinite,
+    outcome,
+    recorded,
+    stops_paying,
+    sweep,
+)
 from syncline.plan.predict import launch
-from syncline.plan.whatif import Cell, TargetNetwork, at, choose, infinite, outcome, recorded, stops_paying, sweep
 
 SHAPES = mlp()
 COSTS = costs(SHAPES, 0.02, world=4, bytes_per_s=25e6)

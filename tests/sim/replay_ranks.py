@@ -5,7 +5,7 @@ import time
 import torch
 
 from syncline.trace import Recorder, Span
-from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.train.strategies import Context, load
 
 _LAYERS = 4

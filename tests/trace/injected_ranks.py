@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ranks import run_ranks
 from syncline.trace import Recorder, Span, Trace
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 
 HOST = "host"
 

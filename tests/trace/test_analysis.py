@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UsageError
 from syncline.trace import LANES, PHASES, Span, Trace, partition
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.startup import first_steady
 from syncline.trace.analysis.timeline import covered, timeline

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trace_files import GLOO
 
 from syncline.trace import LANES, Span, Trace
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.overlap import overlap
 from syncline.trace.formats.chrome_write import write_chrome_trace

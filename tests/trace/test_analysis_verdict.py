@@ -4,7 +4,7 @@ import pytest
 from analysis_spans import span, steps
 
 from syncline.trace import Trace
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.verdict import verdict
 

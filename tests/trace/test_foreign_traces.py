@@ -15,7 +15,7 @@ from trace_files import GLOO, HOROVOD, NCCL, device_work, hidden_share, host, ki
 
 from syncline.cli.main import main
 from syncline.trace import Trace
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.timeline import partition
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import load

@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 
 from syncline.trace import Span
 from syncline.trace.formats.load import load
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.record import gather
 from syncline.trace.record.gather import RankRecording, receive, send
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import diff_traces
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trace_files import GLOO, HOROVOD, chrome_trace
 
@@ -16,10 +16,10 @@ from syncline.errors import UsageError
 from syncline.report.panels import panel
 from syncline.sim.replay.what_if import Replay
 from syncline.trace import Limits, Span, Trace, overlap, partition
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.load import import_files, load
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.merge.metadata import checked_metadata
 from syncline.trace.merge.rank_file import merge_folder, write_rank_file
 
@@ -147,6 +147,7 @@ PACKED = gzip.compress(SAMPLES["torch.profiler"])
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example([(120, b"NaN"), (7978, b"-1")], False)  # steps that overlap
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.sampled_from(ODD)), min_size=1, max_size=4), st.booleans())
 def test_no_number_in_a_trace_of_ours_stops_a_command(tmp_path_factory, places, in_head):
     data = WHOLE

@@ -13,7 +13,7 @@ import pytest
 from injected_ranks import Job, analysis, without_delays
 
 from syncline.cluster.capabilities import capabilities
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.formats.load import load
 from syncline.train.config import Config
 from syncline.train.session.local import run_local

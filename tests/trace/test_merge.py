@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from syncline.errors import UsageError
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.trace.merge.rank_file import merge_folder, rank_file_name, read_rank_file, write_rank_file
 
 AHEAD = Clock(offset=1000.0, error=3.0, at=0)

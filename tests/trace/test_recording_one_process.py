@@ -13,7 +13,7 @@ from torch import nn
 from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
 from syncline.trace.formats.load import load
-from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.trace.record.cpu_time import StepCpuTimes
 from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
 

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 from ranks import run_ranks
 from syncline.sim.replay.what_if import Replay
 from syncline.trace import Trace, partition, recording
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.diff import diff, side
 from syncline.trace.formats.load import load
 from syncline.trace.record import sampling

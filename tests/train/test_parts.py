@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from syncline.errors import UsageError
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.train.checkpoint.history import History
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
 from syncline.train.data.sampler import Sampler

@@ -4,7 +4,7 @@ import pytest
 
 from syncline.engine.tuning.tuner import REPLAN
 from syncline.trace import Span
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.train.checkpoint.history import History
 from syncline.train.rank.record import RankRecord
 from syncline.train.session.assemble import rank_row

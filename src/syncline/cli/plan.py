@@ -87,7 +87,7 @@ def _answer(
 ) -> None:
     from syncline.cli import recorded_run as r
     from syncline.plan.file import save
-    from syncline.plan.whatif import outcome
+    from syncline.plan.other_network import outcome
 
     found = r.find_run(path)
     where = found.network(nodes=nodes, bandwidth=bandwidth)

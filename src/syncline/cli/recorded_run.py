@@ -8,11 +8,11 @@ from typing import Any
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
 from syncline.engine.tuning.choose import allowed_codecs
 from syncline.errors import UsageError
+from syncline.plan.other_network import TargetNetwork, choose, outcome, recorded
 from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.predict import built
 from syncline.plan.run_files import COSTS, Recorded, load_recorded
 from syncline.plan.table import Plan
-from syncline.plan.whatif import TargetNetwork, choose, outcome, recorded
 from syncline.report.figures import text_table
 from syncline.results import file as results_file
 from syncline.results.file import numbers

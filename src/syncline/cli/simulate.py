@@ -85,7 +85,7 @@ def _one_network(
 ) -> tuple[dict[str, Any], str]:
     """The best plan on one network, as plain data and as text."""
     from syncline.cli import recorded_run as r
-    from syncline.plan.whatif import infinite
+    from syncline.plan.other_network import infinite
 
     where = found.network(nodes=nodes, bandwidth=bandwidth)
     choice = found.best_plan(where, compress)
@@ -122,8 +122,8 @@ def _sweep(
 ) -> tuple[dict[str, Any], str]:
     """All pairs of nodes and bandwidths (one of either if it is given), as plain data and as text."""
     from syncline.files import write_text
+    from syncline.plan.other_network import stops_paying, sweep
     from syncline.plan.planner import ALWAYS
-    from syncline.plan.whatif import stops_paying, sweep
     from syncline.report.bench_pages import Table, sweep_page
 
     record = found.record

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from syncline._compat import after_backward, in_backward, in_nested_backward, storage_users
 from syncline.engine.inflight.buffers import broadcast_buffers
-from syncline.engine.inflight.in_flight import InFlight
+from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, StepContext, UnitRun
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.running_plan import RunningPlan

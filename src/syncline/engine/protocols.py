@@ -22,7 +22,7 @@ class Ticket(Protocol):
     """A value that is not there yet: an averaged gradient, an updated parameter, a received buffer."""
 
     marked: list[Tensor] | None
-    """The tensors whose touches wait for this ticket; None before the first. `inflight/tickets.py` keeps it."""
+    """The tensors whose touches wait for this ticket; None before the first. `inflight/wait_on_touch.py` keeps it."""
 
     def wait(self) -> None:
         """Return when the value may be used (on CUDA: by what the current stream does next); raise if it never will."""

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from syncline.engine.backward import Backward
 from syncline.engine.executors.serial import SerialExecutor
 from syncline.engine.executors.threads import ThreadExecutor
-from syncline.engine.health.errors import PeerMonitor
+from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.health.sentinel import Sentinel
-from syncline.engine.inflight.compiled import CompiledCode
-from syncline.engine.inflight.in_flight import InFlight
+from syncline.engine.inflight.compiled_code import CompiledCode
+from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups

@@ -19,7 +19,7 @@ from syncline import exchange as exchanges
 from syncline._compat import GradBucket
 from syncline.engine.executors.streams import StreamExecutor
 from syncline.engine.executors.threads import ThreadExecutor
-from syncline.engine.health.errors import PeerMonitor
+from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.launch.batches import count_rounds, launch_batches
 from syncline.engine.launch.units import Slot, StepContext, UnitRun, flat_state, gather_states, read_state
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of

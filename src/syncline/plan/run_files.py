@@ -11,7 +11,7 @@ import torch
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs, load_costs
 from syncline.plan.file import load
-from syncline.plan.frozen import trained
+from syncline.plan.frozen_parameters import trained
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 

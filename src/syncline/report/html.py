@@ -20,7 +20,7 @@ from syncline.report.page import PARTS, page, parts
 from syncline.report.panels import Panel, Traces, traces
 from syncline.report.spans import ORDER
 from syncline.results.schema import Results
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base", "page", "charts", "diagnosis", "timeline")

@@ -13,10 +13,10 @@ from syncline.report.page import shares_strip
 from syncline.report.spans import LIMIT, columns, excerpt
 from syncline.results.file import finite
 from syncline.results.schema import Results
-from syncline.trace.analysis.analysis import analyze
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.formats.load import TRACE, load
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import PHASES
 
 MAX_UNITS = 200

@@ -11,7 +11,7 @@ from syncline.bench.ranks import Progress
 from syncline.errors import UsageError
 from syncline.stats import median
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.trace.merge.merge import merge
+from syncline.trace.merge.merge_ranks import merge
 
 LEAD = 3
 """Steps at the start of a turn that do not count."""

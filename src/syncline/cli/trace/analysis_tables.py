@@ -11,7 +11,7 @@ from syncline.report.figures import Columns, bandwidth, one_line, percent, plura
 from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show, simple_table
 from syncline.results.schema import Results
-from syncline.trace.analysis.analysis import Analysis
+from syncline.trace.analysis.analyze import Analysis
 from syncline.trace.analysis.critical_path import PathSegment
 from syncline.trace.analysis.findings import Finding
 from syncline.trace.span import PHASES

@@ -15,8 +15,8 @@ from syncline.errors import UsageError
 from syncline.report.scaling import StartUp, curves, start_up
 from syncline.results import file as results_file
 from syncline.results.schema import Results
-from syncline.trace.analysis.analysis import Analysis
-from syncline.trace.analysis.analysis import analyze as analyze_trace
+from syncline.trace.analysis.analyze import Analysis
+from syncline.trace.analysis.analyze import analyze as analyze_trace
 from syncline.trace.formats.load import TRACE, load
 
 app = new_app()

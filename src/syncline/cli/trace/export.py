@@ -15,7 +15,7 @@ from syncline.trace.formats.chrome_events import Event, write_events
 from syncline.trace.formats.chrome_write import chrome_events, chrome_head
 from syncline.trace.formats.horovod_write import horovod_trace
 from syncline.trace.formats.load import TRACE, load
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 
 _STYLES = ("chrome", "horovod")
 

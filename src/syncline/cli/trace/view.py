@@ -18,7 +18,7 @@ from syncline.report.figures import one_line, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
 from syncline.trace.formats.load import TRACE, load
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 
 PAGE = "timeline.html"
 """The name of the page beside its trace."""

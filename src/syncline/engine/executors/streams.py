@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline._compat import NoSubclasses, abort_group, raw_stream
-from syncline.engine.health.errors import PeerMonitor
+from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.launch.run import run_launch
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder

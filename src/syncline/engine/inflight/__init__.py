@@ -1,1 +1,1 @@
-"""Values in flight: their tickets, their one owner (`in_flight.py`), and the touches that wait for them."""
+"""Values in flight: their tickets, their one owner (`tracker.py`), and the touches that wait for them."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from syncline._compat import note_step_called, pass_for_step, step_hooks
-from syncline.engine.inflight import tickets
-from syncline.engine.inflight.in_flight import InFlight
+from syncline.engine.inflight import wait_on_touch
+from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
 from syncline.engine.optimizer.partial_step import Settings, WaitingState, settings, step_part, why_whole
 from syncline.engine.protocols import EngineView, Ticket
@@ -239,7 +239,7 @@ class Stepper:
         if not set_to_none and self._state.in_flight:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    if p.grad is not None and tickets.is_marked(p.grad):
+                    if p.grad is not None and wait_on_touch.is_marked(p.grad):
                         p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
         original(set_to_none=set_to_none)
         updated = self._in_flight.updates

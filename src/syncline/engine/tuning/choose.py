@@ -11,7 +11,7 @@ from syncline.engine.protocols import TunableEngine
 from syncline.errors import UsageError
 from syncline.plan.costs import Costs
 from syncline.plan.file import parse, text_of
-from syncline.plan.frozen import ordered_as, trained, whole
+from syncline.plan.frozen_parameters import ordered_as, trained, whole
 from syncline.plan.planner import WORTH, Choice, reorder, search
 from syncline.plan.predict import built, exchanges_to_weigh, predict
 from syncline.plan.quality import NOISE, within

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from syncline.engine.protocols import TunableEngine
 from syncline.engine.tuning.choose import PlanChooser
-from syncline.engine.tuning.costs import dense_link, mean_over_ranks, measure_costs, measure_link
 from syncline.engine.tuning.drift import WINDOW, Cause, Drift
+from syncline.engine.tuning.measure_costs import dense_link, mean_over_ranks, measure_costs, measure_link
 from syncline.engine.tuning.probe_link import dense_seconds
 from syncline.engine.tuning.profile import Profile
 from syncline.plan.costs import Costs

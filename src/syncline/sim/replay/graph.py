@@ -11,7 +11,7 @@ from syncline.sim.replay.background import Work, split_background
 from syncline.sim.replay.dependencies import has_barrier, ready_shares, set_starts, thread_needs
 from syncline.sim.replay.training_thread import STALL, Segment, Thread
 from syncline.stats import mean, median
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import BLOCKED
 
 _OVER, _THREAD, _START, _EMPTY = range(4)

@@ -15,7 +15,7 @@ from syncline.sim.network import Network, fit
 from syncline.sim.replay.background import Work
 from syncline.sim.replay.graph import Graph, StepTimes, build_graph, run, step_times
 from syncline.sim.replay.training_thread import STALL
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
 
 FEWEST = 3
@@ -173,9 +173,14 @@ QUESTIONS: Mapping[str, Callable[[Replay], tuple[StepTimes, str]]] = {
 def _common_steps(spans: Sequence[Span]) -> tuple[set[int], list[int]]:
     """The ranks that have steps, and the steps that all of these have."""
     seen: dict[int, set[int]] = defaultdict(set)
-    for span in spans:
-        if span.lane == STEP:
-            seen[span.rank].add(span.step)
+    ended: dict[int, int] = {}
+    for span in sorted((span for span in spans if span.lane == STEP), key=lambda span: span.start):
+        if span.start < ended.get(span.rank, span.start):
+            raise UsageError(
+                f"steps of rank {span.rank} overlap at step {span.step}: the trace is damaged, record it again"
+            )
+        ended[span.rank] = span.end
+        seen[span.rank].add(span.step)
     if not seen:
         raise UsageError("the trace holds no steps, so it cannot be replayed: record whole training steps")
     if not any(span.lane in COMPUTE_LANES for span in spans):

@@ -10,11 +10,11 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.stats import mean, median_mean_p95
-from syncline.trace.analysis.analysis import Analysis, analyze
+from syncline.trace.analysis.analyze import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.analysis.units import UnitRow
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import PHASES
 
 FORMAT = "syncline diff 1"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.merge.exchanges import Exchange, Member
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
 
 Bounds = tuple[int, int]

@@ -7,7 +7,7 @@ from typing import Any
 from syncline.errors import UsageError
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, rank_traces, times
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.merge.metadata import MAX_RANKS, checked_metadata
 from syncline.trace.span import LANES, STEP, Span
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from syncline.trace.formats.chrome_events import Event, micros, names, slots, write_events
 from syncline.trace.merge.exchanges import Exchange
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import LANES, STEP, Span
 
 FORMAT = "syncline trace 1"

@@ -11,7 +11,7 @@ from itertools import groupby, zip_longest
 
 from syncline.trace.formats.chrome_events import Event, micros, names, slots
 from syncline.trace.merge.exchanges import Exchange
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import BLOCKED, STEP, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"

@@ -13,10 +13,10 @@ from typing import Any
 
 from syncline.errors import UsageError, unknown
 from syncline.trace.formats import chrome_read, horovod_read, profiler_read
-from syncline.trace.formats.align import align, name_alike
+from syncline.trace.formats.align_rank_files import align, name_alike
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile
-from syncline.trace.merge.merge import WAITS_UNKNOWN, Trace
+from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
 from syncline.trace.merge.rank_file import has_rank_files, merge_folder
 from syncline.trace.span import Span
 

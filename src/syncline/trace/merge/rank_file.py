@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from syncline.errors import UsageError
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Part, Trace, merge
+from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
 from syncline.trace.span import MAX_TIME_NS, Span
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from syncline._compat import PrefixStore, Store, default_store, new_group
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock, measure_clocks
-from syncline.trace.merge.merge import Part, merge
+from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.span import Span
 

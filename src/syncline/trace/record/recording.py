@@ -16,7 +16,7 @@ from torch import nn
 
 from syncline._compat import on_every_step, replace_function
 from syncline.trace.merge.clocks import host_id
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
 from syncline.trace.record.cpu_time import available_cores

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.train.checkpoint.history import History
 from syncline.train.rank.network_counters import NetworkBytes
 from syncline.train.strategies import Traffic

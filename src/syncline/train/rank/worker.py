@@ -14,7 +14,7 @@ from syncline._compat import Store
 from syncline.cluster.ranks import Place
 from syncline.trace import Recorder
 from syncline.trace.merge.clocks import host_id
-from syncline.trace.merge.merge import Part
+from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.record.cpu_time import available_cores
 from syncline.trace.record.overhead import recording_cost
 from syncline.trace.record.session import ignore_variables

@@ -13,7 +13,7 @@ from syncline.errors import RankFailure
 from syncline.results.schema import SCHEMA, LinkChange, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import TRACE
-from syncline.trace.merge.merge import Trace, merge
+from syncline.trace.merge.merge_ranks import Trace, merge
 from syncline.train.checkpoint.resume import Resume
 from syncline.train.config import Config, run_of
 from syncline.train.rank.record import RankRecord

@@ -13,7 +13,7 @@ from syncline.files import write_text
 from syncline.report.html import write_html
 from syncline.results import file as results_file
 from syncline.results.schema import Results
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.train.config import Config
 
 _DESCRIPTIONS = ("config.json", "versions.json")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.engine.inflight import tickets
+from syncline.engine.inflight import wait_on_touch
 
 
 class Ticket:
@@ -28,39 +28,39 @@ class Ticket:
 
 def test_one_touch_releases_all_tensors_with_the_same_ticket() -> None:
     ticket, tensors = Ticket(), [torch.ones(2) for _ in range(3)]
-    assert all(tickets.mark(tensor, ticket) for tensor in tensors)
+    assert all(wait_on_touch.mark(tensor, ticket) for tensor in tensors)
     ticket.ended = True
     assert tensors[0].sum() == 2
     assert ticket.waits == 1
     assert [type(tensor) for tensor in tensors] == [torch.Tensor] * 3
-    assert not any(map(tickets.is_marked, tensors))
+    assert not any(map(wait_on_touch.is_marked, tensors))
     assert ticket.marked is None, "and nothing is kept alive"
 
 
 def test_every_touch_waits_until_the_ticket_is_done() -> None:
     ticket, first, second = Ticket(), torch.ones(2), torch.ones(2)
     for tensor in (first, second):
-        tickets.mark(tensor, ticket)
+        wait_on_touch.mark(tensor, ticket)
     for tensor in (first, second, first):
         assert tensor.sum() == 2
     assert ticket.waits == 3
-    assert tickets.is_marked(first)
+    assert wait_on_touch.is_marked(first)
     for tensor in (first, second):
-        tickets.release(tensor)
+        wait_on_touch.release(tensor)
 
 
 def test_tensors_with_a_newer_ticket_stay_marked() -> None:
     before, after, first, second = Ticket(), Ticket(), torch.ones(2), torch.ones(2)
     for tensor in (first, second):
-        tickets.mark(tensor, before)
-    tickets.mark(second, after)
+        wait_on_touch.mark(tensor, before)
+    wait_on_touch.mark(second, after)
     before.ended = True
     assert first.sum() == 2
-    assert not tickets.is_marked(first)
-    assert tickets.is_marked(second)
+    assert not wait_on_touch.is_marked(first)
+    assert wait_on_touch.is_marked(second)
     assert second.sum() == 2
     assert after.waits == 1
-    tickets.release(second)
+    wait_on_touch.release(second)
 
 
 def test_other_threads_can_read_parameters_meanwhile() -> None:
@@ -86,13 +86,13 @@ def test_other_threads_can_read_parameters_meanwhile() -> None:
         while time.monotonic() < until and not failed:
             four = [Ticket() for _ in range(4)]
             for number, parameter in enumerate(parameters):
-                assert tickets.mark(parameter, four[number % 4])
+                assert wait_on_touch.mark(parameter, four[number % 4])
             for ticket in four:
                 ticket.ended = True
             for parameter in parameters[::5]:
-                tickets.touch(parameter)
+                wait_on_touch.touch(parameter)
             for parameter in parameters:
-                tickets.release(parameter)
+                wait_on_touch.release(parameter)
     finally:
         stop.set()
         for reader in readers:
@@ -100,41 +100,41 @@ def test_other_threads_can_read_parameters_meanwhile() -> None:
         sys.setswitchinterval(before)
     assert not failed
     assert [type(parameter) for parameter in parameters] == [nn.Parameter] * 20
-    assert not any(map(tickets.is_marked, parameters))
+    assert not any(map(wait_on_touch.is_marked, parameters))
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
 def test_copies_of_a_marked_tensor_have_its_original_class(kind: type) -> None:
     ticket = Ticket()
     tensor = torch.ones(2) if kind is torch.Tensor else nn.Parameter(torch.ones(2))
-    tickets.mark(tensor, ticket)
+    wait_on_touch.mark(tensor, ticket)
     deep = copy.deepcopy(tensor)
     assert type(deep) is kind
     assert deep.sum() == 2
-    assert tickets.is_marked(tensor), "another stream has still to wait"
+    assert wait_on_touch.is_marked(tensor), "another stream has still to wait"
     file = io.BytesIO()
     torch.save(tensor, file)
     file.seek(0)
     assert type(torch.load(file, weights_only=True)) is kind
     assert ticket.waits >= 2
-    tickets.release(tensor)
+    wait_on_touch.release(tensor)
 
 
 def test_a_touch_does_not_remove_a_newer_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after, tensor = Ticket(), Ticket(), nn.Parameter(torch.ones(2))
-    tickets.mark(tensor, before)
-    touch = tickets.touch
+    wait_on_touch.mark(tensor, before)
+    touch = wait_on_touch.touch
 
     def overtaken(one: torch.Tensor) -> None:
         touch(one)
-        tickets.mark(tensor, after)  # another thread has stepped
+        wait_on_touch.mark(tensor, after)  # another thread has stepped
 
-    monkeypatch.setattr(tickets, "touch", overtaken)
+    monkeypatch.setattr(wait_on_touch, "touch", overtaken)
     before.ended = True
     copy.deepcopy(tensor)
     torch.add(tensor, torch.ones(2))
     monkeypatch.undo()
-    assert tickets.is_marked(tensor)
+    assert wait_on_touch.is_marked(tensor)
     assert tensor.sum() == 2
     assert after.waits
-    tickets.release(tensor)
+    wait_on_touch.release(tensor)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from syncline.engine.inflight import tickets
+from syncline.engine.inflight import wait_on_touch
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.step_state import StepState
@@ -26,7 +26,7 @@ class InFlight:
     """Knows what is in flight, waits for it, and restores the marked tensors.
 
     Thread: the training thread calls all methods (autograd's thread, while `backward` blocks it). Lock: none here.
-    Other threads see marked tensors only, through the table in `tickets.py`, which has its own lock.
+    Other threads see marked tensors only, through the table in `wait_on_touch.py`, which has its own lock.
     """
 
     def __init__(self, engine: EngineView, state: StepState) -> None:
@@ -47,7 +47,7 @@ class InFlight:
         """A unit's gradients are about to be exchanged: their touches wait."""
         for grad in unit.targets:
             if grad is not None:
-                tickets.mark(grad, ticket)
+                wait_on_touch.mark(grad, ticket)
 
     def add_update(self, unit: UnitRun | None, ticket: Ticket, updates: Sequence[ParameterUpdate]) -> bool:
         """Parameters are about to be updated: touches of them and their gradients wait.
@@ -59,21 +59,21 @@ class InFlight:
         for update in updates:
             # As in the plain loop: a graph that was built over the old values is out of date from now on.
             torch.autograd.graph.increment_version(update.parameter)
-            fits = tickets.mark(update.parameter, ticket) and tickets.mark(update.grad, ticket)
-            must_wait = must_wait or not fits or tickets.shares_memory(update.alias, _KNOWN_USERS)
+            fits = wait_on_touch.mark(update.parameter, ticket) and wait_on_touch.mark(update.grad, ticket)
+            must_wait = must_wait or not fits or wait_on_touch.shares_memory(update.alias, _KNOWN_USERS)
             slot = update.slot
             if slot is None:
                 self._other_tensors += [update.parameter, update.grad]
                 continue
             if slot.grad is not None and slot.grad is not update.grad:
-                tickets.release(slot.grad)
+                wait_on_touch.release(slot.grad)
             slot.grad = update.grad
         return must_wait
 
     def add_buffers(self, buffers: Sequence[Tensor], ticket: Ticket) -> None:
         """Buffers are being received: their touches wait."""
         self._arrivals.append(ticket)
-        marked = [tickets.mark(buffer, ticket) for buffer in buffers]
+        marked = [wait_on_touch.mark(buffer, ticket) for buffer in buffers]
         self._other_tensors += buffers
         if not all(marked):
             ticket.wait()
@@ -86,7 +86,7 @@ class InFlight:
         """Mark every parameter with its ticket, although nothing is in flight (profiling)."""
         self._touches_observed = True
         for slot, ticket in zip(slots, each, strict=True):
-            tickets.mark(slot.parameter, ticket)
+            wait_on_touch.mark(slot.parameter, ticket)
 
     def settle(self) -> None:
         """Wait for all that is in flight, and restore every marked tensor."""
@@ -109,10 +109,10 @@ class InFlight:
     def release(self) -> None:
         """Restore every marked tensor without waiting."""
         for slot in self._engine.slots:
-            tickets.release(slot.parameter)
+            wait_on_touch.release(slot.parameter)
             if slot.grad is not None:
-                tickets.release(slot.grad)
+                wait_on_touch.release(slot.grad)
         for tensor in self._other_tensors:
-            tickets.release(tensor)
+            wait_on_touch.release(tensor)
         self._other_tensors = []
         self._touches_observed = False

@@ -19,7 +19,7 @@ from syncline.trace.analysis.steps import prepare
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
-from syncline.trace.merge.merge import Trace
+from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import PHASES, STEP
 
 FORMAT = "syncline analysis 1"

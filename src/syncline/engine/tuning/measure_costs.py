@@ -12,7 +12,7 @@ from syncline.engine.tuning.probe_codec import cost_alone, cost_over_link
 from syncline.engine.tuning.probe_link import busy_latency, compute_slowdown, link_samples, while_computing
 from syncline.engine.tuning.profile import Profile, ProfileTable
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
-from syncline.plan.frozen import trained
+from syncline.plan.frozen_parameters import trained
 from syncline.plan.planner import ALWAYS
 from syncline.plan.predict import built, exchanges_to_weigh, host_seconds
 from syncline.plan.table import Plan
