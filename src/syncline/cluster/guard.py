@@ -128,7 +128,10 @@ def _watch(child: int, *, stay: bool) -> int:
             patience = GRACE_SECONDS if deadline is None else 0.0
             deadline = time.monotonic() + patience
             if code is None:
-                os.killpg(child, signal.SIGTERM)
+                try:
+                    os.killpg(child, signal.SIGTERM)
+                except ProcessLookupError:  # it has not begun its own session yet
+                    os.kill(child, signal.SIGTERM)
             else:
                 _signal_all(signal.SIGTERM)
         ended, none_left = _reap()
