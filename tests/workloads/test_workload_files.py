@@ -86,7 +86,9 @@ def test_damaged_idx_files(tmp_path: Path, content: bytes, message: str) -> None
         read_idx(packed, dimensions=1)
 
 
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(idx((64,), bytes(range(64))))[:-20]])
+@pytest.mark.parametrize(
+    "content", [b"not gzip at all", gzip.compress(idx((64,), bytes(range(64))))[:-20]], ids=["other", "cut"]
+)
 def test_damaged_gzip(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "labels.gz"
     path.write_bytes(content)
