@@ -1,6 +1,7 @@
 """Settings for all tests: threads, the markers `full`, `alone` and `gpu`, workers, and no skipped tests in CI."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import torch  # after the setting above, which it reads when it is imported
 if not torch.cuda.is_available():
     # Before anything imports Triton: it decides then whether kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Background jobs and workers of xdist ignore it, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _skipped: list[str] = []
 
