@@ -36,7 +36,7 @@ check: setup
 # Two runs: most tests share the cores, those that measure time (marker `alone`) have the machine to themselves.
 test: check
 	sh scripts/system-packages.sh
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone" $(FULL)
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(FULL)
 	$(BIN)/python -m pytest -m alone $(FULL)
 
 # The same with the full tables: every model under every strategy, every number of ranks.

@@ -4,7 +4,8 @@
         bench overhead --steps 10
 
 Everything after `--` is the `syncline` command, without `--json`. Every other round the order is reversed, so that a
-drift of the machine favours neither. A row's value is the median of `step_ms` over the rounds, with lowest and highest.
+drift of the machine favours neither. A row's value is the median of `step_ms` over the rounds, with the range of all
+turns.
 """
 
 import argparse
@@ -17,13 +18,15 @@ import tempfile
 from pathlib import Path
 
 
-def step_ms(row: dict) -> float | None:
-    """The step time of a row of `bench overlap` or `bench overhead`."""
+def step_ms(row: dict) -> tuple[float, float, float] | None:
+    """Median, lowest and highest step time of a row of `bench overlap` or `bench overhead`; None if it crashed."""
     value = row["step_ms"]
-    return value["median"] if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return value["median"], value["low"], value["high"]
+    return None if value is None else (value, row["step_ms_low"], row["step_ms_high"])
 
 
-def run_once(checkout: Path, command: list[str]) -> dict[str, float]:
+def run_once(checkout: Path, command: list[str]) -> dict[str, tuple[float, float, float]]:
     """Step times by strategy, from one run of the command with this checkout's code."""
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", "syncline", *command, "--json", "--out", f"{folder}/bench"]
@@ -54,7 +57,7 @@ def main() -> None:
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
     sides = {"before": asked.before, "after": asked.after}
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    seen: dict[str, list[dict[str, tuple[float, float, float]]]] = {name: [] for name in sides}
     for number in range(asked.rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
             seen[name].append(run_once(sides[name], asked.command))
@@ -64,8 +67,9 @@ def main() -> None:
         row: dict = {"strategy": strategy}
         for name, rounds in seen.items():
             values = [found[strategy] for found in rounds if strategy in found]
-            row[name] = {"step_ms": statistics.median(values), "low": min(values), "high": max(values)}
-        ratios = [a[strategy] / b[strategy] for b, a in zip(seen["before"], seen["after"], strict=True)]
+            medians, lows, highs = zip(*values, strict=True)
+            row[name] = {"step_ms": statistics.median(medians), "low": min(lows), "high": max(highs)}
+        ratios = [a[strategy][0] / b[strategy][0] for b, a in zip(seen["before"], seen["after"], strict=True)]
         row["ratio"] = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
         rows.append(row)
     result = {

@@ -1,6 +1,7 @@
 """Settings for all tests: threads, the markers `full`, `alone` and `gpu`, workers, and no skipped tests in CI."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Background jobs and workers of xdist ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NAMESPACES = (
+    "tests/cluster/",
+    "tests/cli/test_compare.py",
+    "tests/cli/test_faults.py",
+    "tests/cli/test_plan_cli.py",
+    "tests/cli/test_usage.py",
+    "tests/trace/test_clocks.py",
+    "tests/train/test_trace_metadata.py",
+)
+"""Tests of these make network namespaces, or check that none is left: not beside each other."""
 _skipped: list[str] = []
 
 
@@ -27,20 +38,29 @@ def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run the full tables too (marker 'full')")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave `full` tests out unless asked for, and tell xdist which tests stay together on one worker."""
+    """Leave `full` tests out unless asked for."""
     if not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
-    for item in items:
-        if item.get_closest_marker("xdist_group"):
-            continue
-        # Tests that look for namespaces and interfaces left behind must not run beside others that make them.
-        namespaces = item.get_closest_marker("namespaces") or item.path.parent.name == "cluster"
-        group = "namespaces" if namespaces else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of one file stay together on a worker; so do all tests that make or look for namespaces."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.split("::")[0]
+            if path.startswith(NAMESPACES):
+                return "namespaces"
+            # Rows of a part of this table share one start of ranks.
+            part = re.search(r"test_dense_attach_is_ddp\[(\d-\d)-", nodeid)
+            return f"{path}-{part[1]}" if part else path
+
+    return ByFile(config, log)
 
 
 def pytest_runtest_setup(item):

@@ -28,10 +28,7 @@ GROUP = 32
 
 def parts(world: int) -> list[Any]:
     marks = [pytest.mark.full] if world == 3 else []
-    return [
-        pytest.param(world, i // GROUP, row, marks=[*marks, pytest.mark.xdist_group(f"equality-{world}-{i // GROUP}")])
-        for i, row in enumerate(rows(world))
-    ]
+    return [pytest.param(world, i // GROUP, row, marks=marks) for i, row in enumerate(rows(world))]
 
 
 @cache
