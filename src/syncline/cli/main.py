@@ -23,6 +23,7 @@ class Verbs(LazyGroup):
         "cluster": "Run a command on emulated nodes of this machine.",
         "report": "Show a finished run again: its tables and its page.",
         "bench": "Measure codecs, the cost of attaching and recording, and overlap against DDP.",
+        "list": "List codecs, exchanges, strategies, models, data, optimizers or recipes, with their arguments.",
         "doctor": "Show what this machine can do, and what is missing.",
     }
 
