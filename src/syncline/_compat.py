@@ -31,6 +31,24 @@ def storage_users(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
+def storage_address(tensor: Tensor) -> int:
+    """Which memory a tensor is in: equal for tensors that share it."""
+    with NoSubclasses():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def run_last(parameter: Tensor, handle: Any) -> None:
+    """Make a post-accumulate hook the last one of its parameter; only before the gradient is accumulated."""
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
+        hooks[handle.id] = hooks.pop(handle.id)
+
+
+def has_other_hooks(parameter: Tensor) -> bool:
+    """Whether a parameter has several post-accumulate hooks."""
+    return len(parameter._post_accumulate_grad_hooks) > 1
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward pass that runs now has ended; only from a hook of that pass."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import after_backward, in_backward, in_nested_backward, storage_users
+from syncline._compat import (
+    after_backward,
+    has_other_hooks,
+    in_backward,
+    in_nested_backward,
+    run_last,
+    storage_users,
+)
 from syncline.engine.inflight.buffers import broadcast_buffers
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, StepContext, UnitRun
@@ -72,12 +79,14 @@ class Backward:
 
     def _before_gradient(self, slot: Slot) -> None:
         """A gradient is about to be accumulated: nothing of the last pass may be in flight."""
-        if self._state.phase is _BACKWARD:
-            if not slot.fired:
-                return
+        if self._state.phase is _BACKWARD and slot.fired:
             self.finish()
         if self._state.in_flight:
             self._in_flight.settle()
+        parameter = slot.parameter
+        slot.kept_grad = parameter.grad is not None
+        # As with DDP, the user's hooks see and may change this rank's own gradient, whenever they were registered.
+        run_last(parameter, slot.hooks[-1])
 
     def _after_gradient(self, slot: Slot) -> None:
         if not self.exchanges:
@@ -95,11 +104,16 @@ class Backward:
                 f"the gradient of '{slot.name}' was accumulated twice in one backward pass: a shared parameter under"
                 " reentrant checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
             )
+        if slot.parameter.grad is None:
+            raise UsageError(
+                f"a hook of '{slot.name}' removed its gradient before it was averaged over the ranks: step the"
+                " optimizer after backward, not in a hook"
+            )
         slot.fired = True
         if self.observer is not None:
             self.observer(slot)
         unit.missing -= 1
-        if not unit.missing:
+        if not unit.missing and not _must_wait_for_end(unit):
             self._launch(unit)
 
     def _begin(self) -> None:
@@ -138,7 +152,7 @@ class Backward:
         exchanged = executor.exchanged(unit)
         assert exchanged is not None
         _collect_gradients(unit)
-        self._in_flight.add_gradients(unit, GradientTicket(self, exchanged))
+        self._in_flight.add_gradients(unit, GradientTicket(self, unit, exchanged))
         executor.ready(unit)
 
     def _backward_ended(self) -> None:
@@ -148,7 +162,10 @@ class Backward:
             self.finish()
 
     def finish(self) -> None:
-        """End the pass, if one runs: units with gradients that will not come are sent with zeros for them."""
+        """End the pass, if one runs: units with gradients that will not come are sent with zeros for them.
+
+        Waits for gradients whose memory the user reads through other tensors: those reads cannot wait.
+        """
         if self._state.phase is not _BACKWARD:
             return
         self._end_queued = False
@@ -156,10 +173,10 @@ class Backward:
         used = UsedParameters(engine, [slot for unit in units for slot in unit.slots])
         if not used.all_here:
             used.fill_with_zeros()
-            for unit in units:
-                if unit.missing:
-                    unit.missing = 0
-                    self._launch(unit)
+        for unit in units:
+            if not unit.targets:
+                unit.missing = 0
+                self._launch(unit)
         engine.executor.end_backward()
         self._state.end_backward()
         if self.buffers:
@@ -168,13 +185,25 @@ class Backward:
             self._in_flight.add_buffers(buffers, broadcast_buffers(engine, buffers))
         self._in_flight.add_arrival(used)
         engine.tell_peers(f"step {engine.step}: after backward")
+        shared = [unit for unit in units if unit.shared_memory]
+        if shared:
+            engine.say(
+                "gradients share memory with other tensors (a flat buffer, kept views): backward waits for their"
+                " averages, and step for their updates"
+            )
+        for unit in shared:
+            exchanged = engine.executor.exchanged(unit)
+            assert exchanged is not None
+            exchanged.wait()
 
-    def gradient_touched(self) -> None:
-        """Somebody reads a gradient between backward and step."""
+    def gradient_touched(self, unit: UnitRun) -> None:
+        """Somebody reads a gradient of this unit between backward and step."""
         if self._state.phase is _BACKWARD:
             if in_backward():
-                raise RuntimeError(
-                    "a hook read .grad of a parameter that is being exchanged: register it before syncline.attach"
+                names = ", ".join(f"'{slot.name}'" for slot in unit.slots)
+                raise UsageError(
+                    f"a hook read .grad of a parameter that is being averaged ({names}): read a parameter's .grad in"
+                    " its own hooks, or after backward"
                 )
             self.finish()
         if self._state.phase is not Phase.STEPPING:
@@ -183,8 +212,21 @@ class Backward:
             )
 
 
+def _must_wait_for_end(unit: UnitRun) -> bool:
+    """Whether autograd may still read the memory of gradients into which the averages must be written.
+
+    A hook of the user may have kept a view of a gradient, or put a view of other memory in its place. We cannot
+    distinguish that from memory that autograd shares, and autograd does not read it any more when the pass has ended.
+    """
+    return any(
+        not slot.kept_grad and has_other_hooks(slot.parameter) and storage_users(grad) > 1
+        for slot in unit.slots
+        if (grad := slot.parameter.grad) is not None
+    )
+
+
 def _collect_gradients(unit: UnitRun) -> None:
-    """Take a unit's complete gradients as they are."""
+    """Take a unit's complete gradients as they are. The objects stay; the user's memory stays theirs."""
     chain = unit.uncommitted
     for slot in unit.slots:
         grad = slot.parameter.grad
@@ -192,16 +234,22 @@ def _collect_gradients(unit: UnitRun) -> None:
             # No rank used it: nothing of it is kept, but all ranks must send messages of the same size.
             unit.grads.append(torch.zeros_like(slot.alias))
             unit.targets.append(None)
+            unit.takes_memory.append(False)
             continue
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
+        users_memory = slot.kept_grad
         if storage_users(grad) > 1:
-            # Autograd may share one memory among several gradients, or read it again; ours is overwritten.
-            grad.data = grad.detach().clone()
+            if slot.kept_grad or has_other_hooks(slot.parameter):
+                unit.shared_memory = users_memory = True
+            else:
+                # Autograd may share one memory among several gradients, or read it again; ours is overwritten.
+                grad.data = grad.detach().clone()
         chain = chain and grad is slot.grad
         slot.grad = grad
         unit.grads.append(grad.detach())
         unit.targets.append(grad)
+        unit.takes_memory.append(not users_memory)
     for launch in unit.launches:
         launch.chain = chain
     unit.uncommitted = True
@@ -212,12 +260,13 @@ class GradientTicket:
 
     marked: list[Tensor] | None = None
 
-    def __init__(self, backward: Backward, exchanged: Ticket) -> None:
-        self._backward, self._exchanged = backward, exchanged
+    def __init__(self, backward: Backward, unit: UnitRun, exchanged: Ticket) -> None:
+        self._backward, self._unit, self._exchanged = backward, unit, exchanged
 
     def wait(self) -> None:
         """Wait for the unit's exchange; a pass that has not ended is ended first."""
-        self._backward.gradient_touched()
+        self._backward.gradient_touched(self._unit)
+        self._unit.touched = True
         self._exchanged.wait()
 
     def done(self) -> bool:
@@ -236,6 +285,9 @@ class UsedParameters:
         self.all_here = all(slot.fired for slot in slots)
         """Whether this rank used all of them."""
         used = [slot.fired or slot.parameter.grad is not None for slot in slots]
+        for slot in slots:
+            if not slot.fired:
+                slot.kept_grad = slot.parameter.grad is not None
         self._counts = torch.tensor(used, dtype=torch.int32)
         self._work = dist.all_reduce(self._counts, group=engine.groups.control, async_op=True)
 

@@ -55,7 +55,7 @@ class InFlight:
         True if somebody can read one of them without a touch that waits: the caller must wait then.
         """
         self.updates.setdefault(unit, []).append(ticket)
-        must_wait = False
+        must_wait = _gradients_are_shared(unit, updates)
         for update in updates:
             # As in the plain loop: a graph that was built over the old values is out of date from now on.
             torch.autograd.graph.increment_version(update.parameter)
@@ -77,6 +77,13 @@ class InFlight:
         self._other_tensors += buffers
         if not all(marked):
             ticket.wait()
+
+    def add_zeroing(self, ticket: Ticket, grads: Sequence[Tensor]) -> None:
+        """Gradients will be zeroed behind their updates: touches wait for that, too."""
+        self._arrivals.append(ticket)
+        for grad in grads:
+            wait_on_touch.mark(grad, ticket)
+        self._other_tensors += grads
 
     def add_arrival(self, arrival: Arrival) -> None:
         """Something is on its way that `settle` must wait for."""
@@ -116,3 +123,14 @@ class InFlight:
             wait_on_touch.release(tensor)
         self._other_tensors = []
         self._touches_observed = False
+
+
+def _gradients_are_shared(unit: UnitRun | None, updates: Sequence[ParameterUpdate]) -> bool:
+    """Whether somebody can write to a gradient of these without a touch that waits, while the update reads it."""
+    if unit is None:
+        return any(wait_on_touch.shares_memory(update.grad, 1) for update in updates)
+    if unit.shared_memory:
+        return True
+    # A view of a gradient in flight cannot be made without a touch, nor without a new object.
+    seen = unit.touched or any(update.slot is not None and update.grad is not update.slot.grad for update in updates)
+    return seen and unit.has_unknown_views()

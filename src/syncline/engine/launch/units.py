@@ -1,5 +1,6 @@
 """Run-time records of the plan: parameters (`Slot`), units (`UnitRun`), their launches, and their codec state."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline import codecs
+from syncline._compat import storage_address, storage_users
 from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.errors import UsageError
@@ -30,6 +32,8 @@ class Slot:
     """Whether its gradient was accumulated in this pass."""
     grad: Tensor | None = None
     """The object that `parameter.grad` was when its exchange began."""
+    kept_grad: bool = False
+    """Whether `parameter.grad` existed before this pass: its memory is the user's, and results are written there."""
     hooks: list[Any] = field(default_factory=list)
 
 
@@ -112,6 +116,12 @@ class UnitRun:
         self.grads: list[Tensor] = []
         self.targets: list[Tensor | None] = []
         """The gradient objects that receive the average; None for parameters that no rank used."""
+        self.takes_memory: list[bool] = []
+        """For each target, whether it may be given other memory instead of a copy of the average."""
+        self.shared_memory = False
+        """Whether tensors that we do not know (a flat buffer, a kept view) share the memory of gradients."""
+        self.touched = False
+        """Whether somebody has read a gradient since the pass: views of it may have been made then."""
         self.uncommitted = False
         """Whether an exchange has left codec states that no step has committed."""
         for slot in slots:
@@ -128,7 +138,8 @@ class UnitRun:
     def begin(self) -> None:
         """A backward pass starts."""
         self.missing, self.open_launches = len(self.slots), len(self.launches)
-        self.grads, self.targets = [], []
+        self._drop_gradients()
+        self.shared_memory = self.touched = False
         for slot in self.slots:
             slot.fired = False
         for launch in self.launches:
@@ -143,17 +154,26 @@ class UnitRun:
 
     def forget_gradients(self) -> None:
         """Nothing is in flight: drop references to gradients, so that the user can free them."""
-        self.grads, self.targets = [], []
+        self._drop_gradients()
         if not self.uncommitted:
             for slot in self.slots:
                 slot.grad = None
+
+    def _drop_gradients(self) -> None:
+        self.grads, self.targets, self.takes_memory = [], [], []
+
+    def has_unknown_views(self) -> bool:
+        """Whether tensors that we do not know share the memory of the gradients; with the exchange done."""
+        grads = [grad for slot in self.slots if (grad := slot.parameter.grad) is not None]
+        known = Counter(storage_address(t) for t in (*grads, *self.grads))
+        return any(storage_users(grad) > known[storage_address(grad)] for grad in grads)
 
     def receive(self, place: int, first: int, values: Tensor) -> None:
         """Averaged values of a parameter's gradient, from value `first` on."""
         target = self.targets[place]
         if target is None:
             return
-        if values.numel() == target.numel() and target.is_contiguous() and first == 0:
+        if self.takes_memory[place] and values.numel() == target.numel() and target.is_contiguous():
             # No copy: the gradient object takes over the memory.
             target.data = values.view(target.shape)
         elif target.is_contiguous():

@@ -3,6 +3,7 @@
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -234,20 +235,39 @@ class Stepper:
         return False
 
     def zero_grad(self, optimizer: Any, original: Callable[..., Any], set_to_none: bool) -> None:
-        """The user's `optimizer.zero_grad()`, without waiting: a gradient in flight is replaced, not overwritten."""
+        """The user's `optimizer.zero_grad()`, without waiting: a gradient in flight is zeroed behind its update."""
         self._finish_backward()
-        if not set_to_none and self._state.in_flight:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None and wait_on_touch.is_marked(p.grad):
-                        p.grad = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        updated = set(self._in_flight.updates)
+        later = [] if set_to_none or self._state.phase is not Phase.UPDATING else self._zero_in_flight(parameters)
+        for p, _ in later:
+            p.grad = None
         original(set_to_none=set_to_none)
-        updated = self._in_flight.updates
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                slot = self._slots.get(id(p))
-                if slot is not None and slot.unit is not None and slot.unit not in updated:
-                    slot.unit.uncommitted = False
+        for p, grad in later:
+            p.grad = grad
+        for p in parameters:
+            slot = self._slots.get(id(p))
+            if slot is not None and slot.unit is not None and slot.unit not in updated:
+                slot.unit.uncommitted = False
+
+    def _zero_in_flight(self, parameters: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Zero marked gradients when their averages and updates are done; returns them with their parameters."""
+        by_unit: dict[UnitRun | None, list[tuple[Tensor, Tensor]]] = {}
+        for p in parameters:
+            grad, slot = p.grad, self._slots.get(id(p))
+            if grad is not None and wait_on_touch.is_marked(grad) and grad.grad_fn is None:
+                by_unit.setdefault(slot.unit if slot is not None else None, []).append((p, grad))
+        self._engine.executor.begin_updates(self._engine.units)
+        for unit, pairs in by_unit.items():
+            grads = [grad for _, grad in pairs]
+            ticket = self._engine.executor.after(unit, partial(_zero, grads))
+            self._in_flight.add_zeroing(ticket, grads)
+        return [pair for pairs in by_unit.values() for pair in pairs]
+
+
+def _zero(grads: list[Tensor]) -> None:
+    for grad in grads:
+        grad.zero_()
 
 
 def _alias(slot: Slot) -> Tensor:
