@@ -11,7 +11,7 @@ from syncline.engine.process_groups import GroupLike, Groups, parent_group, time
 from syncline.engine.sync import Sync
 from syncline.engine.tuning.choose import allowed_codecs
 from syncline.errors import UsageError
-from syncline.plan import Plan, Shape, default_plan
+from syncline.plan import Plan, Shape, default_plan, shape_of
 from syncline.plan import load as load_plan
 from syncline.trace import Recorder
 from syncline.trace.record.session import record_attached
@@ -41,7 +41,8 @@ def attach(
     update.
 
     Args:
-        model: The model; all its floating-point parameters are averaged. It must be on one CPU or CUDA device.
+        model: The model; all its floating-point and complex parameters are averaged. It must be on one CPU or CUDA
+            device.
         optimizer: The optimizer of its parameters, or several of them. None: step it yourself after `sync.wait()`.
         compress: A codec spec such as `"powersgd(rank=4) | bf16"`. None sends gradients uncompressed. `"auto"` measures
             the job and chooses; `"auto(int8, topk(ratio=0.01))"` chooses from these lossy codecs.
@@ -64,11 +65,11 @@ def attach(
     """
     parent = parent_group(process_group)
     groups = Groups(parent, timeout_of(parent, timeout))
-    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point()]
+    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
     if not named:
         raise UsageError("the model has no floating-point parameters: there is nothing to train")
     device = _device_of([p for _, p in named])
-    shapes = [Shape(name, tuple(p.shape), p.dtype) for name, p in named]
+    shapes = [shape_of(name, p) for name, p in named]
     allowed = None if compress is None else allowed_codecs(compress, device=device.type)
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     sync = Sync(

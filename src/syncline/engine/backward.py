@@ -20,7 +20,7 @@ from syncline._compat import (
 )
 from syncline.engine.inflight.buffers import broadcast_buffers
 from syncline.engine.inflight.tracker import InFlight
-from syncline.engine.launch.units import Slot, StepContext, UnitRun
+from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.running_plan import RunningPlan
 from syncline.engine.step_state import Phase, StepState
@@ -232,12 +232,14 @@ def _collect_gradients(unit: UnitRun) -> None:
         grad = slot.parameter.grad
         if grad is None:
             # No rank used it: nothing of it is kept, but all ranks must send messages of the same size.
-            unit.grads.append(torch.zeros_like(slot.alias))
+            unit.grads.append(as_real(torch.zeros_like(slot.alias)))
             unit.targets.append(None)
             unit.takes_memory.append(False)
             continue
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
+        if grad.is_conj():
+            grad.data = grad.detach().resolve_conj()  # autograd conjugates lazily; codecs need the values
         users_memory = slot.kept_grad
         if storage_users(grad) > 1:
             if slot.kept_grad or has_other_hooks(slot.parameter):
@@ -247,7 +249,7 @@ def _collect_gradients(unit: UnitRun) -> None:
                 grad.data = grad.detach().clone()
         chain = chain and grad is slot.grad
         slot.grad = grad
-        unit.grads.append(grad.detach())
+        unit.grads.append(as_real(grad.detach()))
         unit.targets.append(grad)
         unit.takes_memory.append(not users_memory)
     for launch in unit.launches:

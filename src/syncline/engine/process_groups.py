@@ -145,24 +145,27 @@ class Groups:
         return bytes(content.tolist()).decode()
 
     def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-        """Overwrite the tensors with rank 0's values, in one message per dtype."""
+        """Overwrite the tensors of any dtype with rank 0's values, in one message per dtype."""
         for flat, members in flattened(tensors):
             dist.broadcast(flat, src=self.ranks[0], group=group or self.rounds[0])
             spread(flat, members)
 
 
 def flattened(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
-    """One flat copy per dtype and device, with its members."""
+    """One copy of the values as bytes per dtype and device, with its members: no backend sends every dtype."""
     kinds: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return [(torch.cat([t.detach().reshape(-1) for t in members]), members) for members in kinds.values()]
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    flats = [torch.cat([t.detach().reshape(-1) for t in members]).resolve_conj() for members in kinds.values()]
+    return [(flat.view(torch.uint8), members) for flat, members in zip(flats, kinds.values(), strict=True)]
 
 
 def spread(flat: Tensor, members: Sequence[Tensor]) -> None:
     """Copy the parts of a flat tensor back to its members."""
+    values = flat.view(members[0].dtype)
     with torch.no_grad():
-        for part, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True):
+        for part, tensor in zip(values.split([t.numel() for t in members]), members, strict=True):
             tensor.copy_(part.view(tensor.shape))
 
 

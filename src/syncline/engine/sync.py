@@ -221,7 +221,7 @@ class Sync:
             self._agree(options)  # before groups are made: with different plans the ranks would make different ones
             self._running.connect()
             with torch.no_grad():
-                self.groups.broadcast([slot.parameter for slot in self.slots] + list(self.model.buffers()))
+                self.groups.broadcast([*self.model.parameters(), *self.model.buffers()])
         self._running.build()
         self._backward.add_hooks()
         for optimizer in optimizers:

@@ -21,7 +21,7 @@ from syncline.engine.executors.streams import StreamExecutor
 from syncline.engine.executors.threads import ThreadExecutor
 from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.launch.batches import count_rounds, launch_batches
-from syncline.engine.launch.units import Slot, StepContext, UnitRun, flat_state, gather_states, read_state
+from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real, flat_state, gather_states, read_state
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.engine.shutdown import close_when_collected
 from syncline.errors import UsageError
@@ -148,7 +148,7 @@ class HookState:
     def _unit(self, bucket: GradBucket) -> BucketRun:
         parameters: list[Any] = bucket.parameters()  # torch types them as tensors
         at = self._sent
-        views = {id(p): _view(g, p) for p, g in zip(parameters, bucket.gradients(), strict=True)}
+        views = {id(p): as_real(_view(g, p)) for p, g in zip(parameters, _gradients(bucket), strict=True)}
         for p in parameters:
             # The first pass shows the parameters in an order that is the same on all ranks and in every run.
             number = len(self._slots)
@@ -186,6 +186,15 @@ def _states(units: Sequence[BucketRun]) -> dict[int, dict[str, Tensor]]:
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(getattr(model, "module", model).named_parameters())
+
+
+def _gradients(bucket: GradBucket) -> list[Tensor]:
+    """The gradients of a bucket; torch's own `gradients()` are wrong for complex ones, whose buffer is real."""
+    parameters: list[Tensor] = bucket.parameters()
+    if not parameters[0].is_complex():
+        return bucket.gradients()
+    parts = torch.view_as_complex(bucket.buffer().view(-1, 2)).split([p.numel() for p in parameters])
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
 
 def _view(grad: Tensor, parameter: Tensor) -> Tensor:

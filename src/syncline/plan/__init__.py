@@ -11,7 +11,7 @@ from syncline.plan.planner import ALWAYS, Choice, Weighed, reorder, search
 from syncline.plan.predict import predict, scenario
 from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
-from syncline.plan.unit import Shape, Unit
+from syncline.plan.unit import Shape, Unit, shape_of
 
 __all__ = [
     "ALWAYS",
@@ -35,5 +35,6 @@ __all__ = [
     "save",
     "scenario",
     "search",
+    "shape_of",
     "within",
 ]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 Part = tuple[str, int]
 """One launch: a unit's name and which of its parts."""
@@ -28,6 +29,13 @@ class Shape:
     def nbytes(self) -> int:
         """Bytes of its gradient, uncompressed."""
         return self.values * self.dtype.itemsize
+
+
+def shape_of(name: str, parameter: Tensor) -> Shape:
+    """A parameter as plans and codecs see it: a complex one has a last dimension of 2, real and imaginary parts."""
+    if parameter.is_complex():
+        return Shape(name, (*parameter.shape, 2), parameter.dtype.to_real())
+    return Shape(name, tuple(parameter.shape), parameter.dtype)
 
 
 @dataclass(frozen=True)

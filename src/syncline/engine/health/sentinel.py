@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.engine.launch.run import norm
-from syncline.engine.launch.units import UnitRun
+from syncline.engine.launch.units import UnitRun, as_real
 from syncline.engine.process_groups import flattened, names_of, spread
 from syncline.engine.protocols import EngineView
 from syncline.errors import SynclineWarning, UsageError
@@ -150,7 +150,8 @@ def checksum(tensor: Tensor) -> Tensor:
     >>> int(checksum(torch.tensor([1.0, 2.0])) - checksum(torch.tensor([1.0, 1.0])))
     8388608
     """
-    return tensor.detach().view(_INTS[tensor.dtype.itemsize]).sum(dtype=torch.int64)
+    values = as_real(tensor.detach().resolve_conj())
+    return values.view(_INTS[values.dtype.itemsize]).sum(dtype=torch.int64)
 
 
 def dense(plan: Plan, names: Collection[str]) -> Plan:

@@ -14,7 +14,7 @@ from syncline.engine.launch.batches import CodecBatch, States, count_rounds, lau
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.errors import UsageError
 from syncline.exchange import Link
-from syncline.plan import Unit
+from syncline.plan import Unit, shape_of
 
 STEP_KEY = "syncline.step"
 
@@ -35,6 +35,10 @@ class Slot:
     kept_grad: bool = False
     """Whether `parameter.grad` existed before this pass: its memory is the user's, and results are written there."""
     hooks: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shape = shape_of(self.name, self.parameter).shape
+        """The shape of its gradient as codecs see it."""
 
 
 class ParameterUpdate(NamedTuple):
@@ -104,7 +108,7 @@ class UnitRun:
     def __init__(self, row: Unit, slots: Sequence[Slot], links: Mapping[str, list[Link]]) -> None:
         self.row, self.slots = row, list(slots)
         self.codec = codecs.build(row.codec)
-        shapes = [tuple(slot.parameter.shape) for slot in slots]
+        shapes = [slot.shape for slot in slots]
         names = [slot.name for slot in slots]
         parts = launch_batches(self.codec, names, shapes, row.partitions)
         self.launches = [Launch(self, k, batches, links[row.exchange]) for k, batches in enumerate(parts)]
@@ -173,19 +177,25 @@ class UnitRun:
         target = self.targets[place]
         if target is None:
             return
-        if self.takes_memory[place] and values.numel() == target.numel() and target.is_contiguous():
+        into = as_real(target)
+        if self.takes_memory[place] and into is target and values.numel() == into.numel() and into.is_contiguous():
             # No copy: the gradient object takes over the memory.
             target.data = values.view(target.shape)
-        elif target.is_contiguous():
-            part = target.view(-1)[first : first + values.numel()]
+        elif into.is_contiguous():
+            part = into.view(-1)[first : first + values.numel()]
             if part.data_ptr() != values.data_ptr():
                 part.copy_(values.view(-1))
-        elif values.numel() == target.numel():
-            target.copy_(values.view(target.shape))
+        elif values.numel() == into.numel():
+            into.copy_(values.view(into.shape))
         else:
             # Not contiguous: by index, in the order of the values.
-            index = torch.arange(first, first + values.numel(), device=target.device)
-            target[torch.unravel_index(index, target.shape)] = values.view(-1)
+            index = torch.arange(first, first + values.numel(), device=into.device)
+            into[torch.unravel_index(index, into.shape)] = values.view(-1)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the view of a complex one that codecs work on, as in `plan.shape_of`."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def build_units(
@@ -246,7 +256,7 @@ def read_state(
     if odd := sorted(set(states) - set(parameters)):
         raise UsageError(f"the state has '{odd[0]}', which the model does not have: is it from another model?")
     for name, tensors in states.items():
-        error, values = tensors.get("error"), parameters[name].numel()
+        error, values = tensors.get("error"), shape_of(name, parameters[name]).values
         if error is not None and error.numel() != values:
             raise UsageError(
                 f"the residual of '{name}' has {error.numel()} values and the parameter {values}: is it from another"
