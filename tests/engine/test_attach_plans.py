@@ -119,3 +119,22 @@ def test_contradicting_options_are_refused(options: dict[str, Any], says: str) -
     (text,) = run_ranks(with_auto, 1, options)
     assert says in text
     assert "\n" not in text
+
+
+def described(rank: int, world: int) -> list[str]:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    sync = syncline.attach(model, optimizer, plan=one_unit(model, codec="bf16"))
+    texts = [repr(sync)]
+    train(rank, model, optimizer, 0, 1)
+    texts.append(repr(sync))
+    sync.close()
+    return [*texts, repr(sync)]
+
+
+def test_the_engine_describes_itself() -> None:
+    fresh, stepped, closed = run_ranks(described, 2)[0]
+    begin = "<Sync of Sequential on rank 0 of 2: 1 units, bf16; step"
+    assert fresh == f"{begin} 0; nothing is in flight, and no averaged gradients wait for a step>"
+    assert stepped.startswith(f"{begin} 1; ")
+    assert closed == f"{begin} 1; the engine is closed>"

@@ -52,7 +52,9 @@ def test_a_plain_loop_is_recorded_between_start_and_stop(tmp_path):
         with pytest.raises(UsageError, match="a recording is running"):
             start(tmp_path / "no.json")
         train(model, optimizer)
+        assert repr(begun) == f"<Recording to {tmp_path / f'{number}.json'}: recording>"
         assert stop() == tmp_path / f"{number}.json"
+        assert repr(begun).endswith("stopped>")
         assert stop() is None
         assert begun.stop() == tmp_path / f"{number}.json"
     source = load(tmp_path / "2.json")

@@ -171,6 +171,14 @@ class Sync:
         """The plan in use."""
         return self._running.plan
 
+    def __repr__(self) -> str:
+        """The model, its units and codecs, the step, and what is in flight."""
+        codecs = ", ".join(sorted({unit.codec for unit in self.plan.units}))
+        return (
+            f"<Sync of {type(self.model).__name__} on rank {self.rank} of {self.world}: {len(self.plan.units)} units,"
+            f" {codecs}; step {self.step}; {self._state.phase.value}>"
+        )
+
     # -- closing
 
     def close_at_exit(self, reason: BaseException | None) -> None:

@@ -57,6 +57,11 @@ class Recording:
         self._cleanup.callback(on_every_step(lambda *_: None, self._after_any_step))
         self._cleanup.callback(replace_function(dist, "destroy_process_group", self._before_group_ends))
 
+    def __repr__(self) -> str:
+        """The path and the state of the recording."""
+        state = "stopped" if self.stopped else "recording" if self.started else "waiting for the first optimizer step"
+        return f"<Recording to {self.path}: {state}>"
+
     @property
     def started(self) -> bool:
         """Whether the training is known, so that spans are recorded."""
