@@ -339,7 +339,7 @@ def twice(rank: int, world: int, between: bool) -> dict[str, Any]:
             sync.close()
             done = {
                 "threads": ours(),
-                "patched": [n for n in ("step", "zero_grad", "state_dict", "syncline_engine") if n in vars(optimizer)],
+                "patched": [n for n in ("step", "zero_grad", "state_dict") if n in vars(optimizer)],
                 "hooks": [bool(p._backward_hooks or p._post_accumulate_grad_hooks) for p in net.parameters()],
                 "types": {type(p).__name__ for p in net.parameters()} | {type(optimizer.state).__name__},
                 "module hooks": len(net._forward_pre_hooks),

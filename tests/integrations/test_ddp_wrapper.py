@@ -107,7 +107,7 @@ def every_loop(rank: int, world: int) -> dict[str, str]:
             model = kind(net())
             optimizers = loop(model, rank)
             ours = kind is syncline.DistributedDataParallel
-            adopted = [getattr(optimizer, "syncline_engine", None) is not None for optimizer in optimizers]
+            adopted = ["add_param_group" in vars(optimizer) for optimizer in optimizers]
             assert adopted == [ours] * len(optimizers), loop.__name__
             if ours:
                 assert model.sync.step == (STEPS - 2 if loop is scaled else STEPS), (loop.__name__, model.sync.step)
@@ -158,7 +158,7 @@ def shape(rank: int, world: int) -> None:
     stranger = SGD(other.parameters(), lr=0.1)
     other(torch.ones(2)).sum().backward()
     stranger.step()
-    assert not hasattr(stranger, "syncline_engine")
+    assert "step" not in vars(stranger)
 
     # A copy is a plain module with the same values.
     twin = copy.deepcopy(wrapped)
@@ -168,13 +168,7 @@ def shape(rank: int, world: int) -> None:
     with twin.no_sync():
         loss(twin, rank, 0).backward()
 
-    # One optimizer over two models is refused before it steps.
     second = syncline.DistributedDataParallel(nn.Linear(16, 4))
-    both = SGD([*second.parameters(), *model.parameters()], lr=0.1)
-    optimizer.zero_grad()
-    (loss(wrapped, rank, 0) + loss(second, rank, 0)).backward()
-    with pytest.raises(UsageError, match="two wrapped models"):
-        both.step()
 
     # Garbage is closed: no thread is left, and the model is as it was.
     sync = wrapped.sync
@@ -200,7 +194,7 @@ def codec_and_given_optimizer(rank: int, world: int) -> tuple[bool, bool]:
         optimizer = SGD(model.parameters(), lr=0.05)
         if wrap:
             wrapped = syncline.DistributedDataParallel(model, compress="powersgd(rank=2)", optimizer=optimizer)
-            assert hasattr(optimizer, "syncline_engine")
+            assert "add_param_group" in vars(optimizer)
             sync, trained = wrapped.sync, wrapped
         else:
             sync, trained = syncline.attach(model, optimizer, compress="powersgd(rank=2)"), model

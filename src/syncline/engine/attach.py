@@ -43,7 +43,8 @@ def attach(
     Args:
         model: The model; all its floating-point and complex parameters are averaged. It must be on one CPU or CUDA
             device.
-        optimizer: The optimizer of its parameters, or several of them. None: step it yourself after `sync.wait()`.
+        optimizer: The optimizer of its parameters, or several of them. One that is not given is found at its first
+            step, which waits for all gradients.
         compress: A codec spec such as `"powersgd(rank=4) | bf16"`. None sends gradients uncompressed. `"auto"` measures
             the job and chooses; `"auto(int8, topk(ratio=0.01))"` chooses from these lossy codecs.
         plan: A `Plan`, or the path of a plan file. It names codecs and exchanges, so leave out those options.

@@ -27,6 +27,7 @@ from syncline.engine.health.sentinel import Sentinel
 from syncline.engine.inflight.compiled_code import CompiledCode
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
+from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import Executor, StepObserver, Ticket
@@ -105,6 +106,7 @@ class Sync:
         self._peers = PeerMonitor(self)
         self.executor = self._make_executor(workers)
         self._compiled: CompiledCode | None = None
+        self._finder: OptimizerFinder | None = None
         try:
             self._start(optimizers, f"{seed} {sentinel} {self._backward.buffers}")
         except BaseException as error:
@@ -209,6 +211,8 @@ class Sync:
         self._leave_recorder()
         self._backward.close()
         self._in_flight.release()
+        if self._finder is not None:
+            self._finder.close()
         self.stepper.restore()
         if self._compiled is not None:
             self._compiled.close()
@@ -234,6 +238,7 @@ class Sync:
         self._backward.add_hooks()
         for optimizer in optimizers:
             self.stepper.adopt(optimizer)
+        self._finder = OptimizerFinder(self, self.stepper)
         self._compiled = CompiledCode(
             self.model,
             wait=self.wait,

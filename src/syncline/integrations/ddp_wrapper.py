@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` with torch's interface: wraps the model, and finds optimizers when they step."""
+"""`DistributedDataParallel` with torch's interface: wraps the model."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from syncline._compat import ddp_ignored, on_every_step
+from syncline._compat import ddp_ignored
 from syncline.engine.attach import attach
 from syncline.engine.shutdown import close_when_collected
 from syncline.engine.sync import Sync
@@ -92,17 +92,17 @@ class DistributedDataParallel(nn.Module):
             buffers=buffers is not False,
             **options,
         )
-        self._engine: _Engine | None = _Engine(sync)
+        self._sync: Sync | None = sync
         # The garbage collector runs at another time on every rank, so no engine may reuse the groups.
-        self._finalizer: Any = close_when_collected(self, partial(self._engine.close, reuse_groups=False))
+        self._finalizer: Any = close_when_collected(self, partial(sync.close, reuse_groups=False))
         self._finalizer.atexit = False  # the engine closes itself at exit
 
     @property
     def sync(self) -> Sync:
         """The engine: `wait`, `state_dict` of the codecs, `replan`."""
-        if self._engine is None:
+        if self._sync is None:
             raise UsageError("this is a copy of a wrapped model, which exchanges nothing: wrap copy.module by itself")
-        return self._engine.sync
+        return self._sync
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -110,7 +110,7 @@ class DistributedDataParallel(nn.Module):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients locally: backward passes in this context exchange nothing."""
-        return nullcontext() if self._engine is None else self._engine.sync.no_sync()
+        return nullcontext() if self._sync is None else self._sync.no_sync()
 
     def join(self, *_: Any, **__: Any) -> NoReturn:
         """Not supported: every rank must run the same number of steps."""
@@ -122,34 +122,10 @@ class DistributedDataParallel(nn.Module):
 
     def close(self) -> None:
         """Finish what is in flight and end all threads; `module` is a plain model again."""
-        if self._engine is not None:
+        if self._sync is not None:
             self._finalizer.detach()
-            self._engine.close()
+            self._sync.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies (EMA, pickles) are plain modules: nobody exchanges the gradients of their parameters.
-        return {**self.__dict__, "_engine": None, "_finalizer": None}
-
-
-class _Engine:
-    """A `Sync` that finds its optimizers; it does not refer to the wrapper, which can so be collected."""
-
-    def __init__(self, sync: Sync) -> None:
-        self.sync = sync
-        self._adopted: set[int] = set()
-        """Optimizers that were adopted in the step that runs now."""
-        self._remove_hooks = on_every_step(self._before, self._after) if sync.world > 1 else (lambda: None)
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._adopted.discard(id(optimizer))
-        if self.sync.stepper.adopt_unnamed(optimizer):
-            self._adopted.add(id(optimizer))
-
-    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._adopted:
-            self._adopted.remove(id(optimizer))
-            self.sync.stepper.stepped_whole(optimizer)
-
-    def close(self, *, reuse_groups: bool = True) -> None:
-        self._remove_hooks()
-        self.sync.close(reuse_groups=reuse_groups)
+        return {**self.__dict__, "_sync": None, "_finalizer": None}

@@ -219,6 +219,7 @@ class ThreadExecutor:
                     job()
                 except BaseException as error:
                     self._explain("", error)
+                del job  # it refers to the optimizer's state, and the next one may be long in coming
 
     def _wait_for_job(self, take: Callable[[], Work | None]) -> Work | None:
         with self._changed:

@@ -5,7 +5,7 @@ at the time of the user's `step()`: a scheduler may change them while a part is 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from syncline._compat import unhooked_step, wrapped_by_scheduler
 from syncline.engine.launch.units import ParameterUpdate
+from syncline.engine.optimizer.waiting_state import WaitingState
 
 Settings = list[dict[str, Any]]
 
@@ -40,13 +41,21 @@ def settings(optimizer: torch.optim.Optimizer) -> Settings:
     ]
 
 
-def step_part(optimizer: torch.optim.Optimizer, at: Settings, members: Sequence[ParameterUpdate]) -> None:
-    """Step these parameters with these settings. From any thread, but only one call at a time for a parameter."""
+def step_part(
+    optimizer: torch.optim.Optimizer,
+    state: WaitingState,
+    at: Settings,
+    members: Sequence[ParameterUpdate],
+    arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {}),
+) -> None:
+    """Step these parameters with these settings, arguments and the state that `optimizer` had then.
+
+    From any thread, but only one call at a time for a parameter.
+    """
     kind = type(optimizer)
     part: Any = object.__new__(kind)
     part.__dict__.update(optimizer.__dict__)
-    part.state = defaultdict(dict)
-    kept: Any = optimizer.state
+    part.state = defaultdict(state.default_factory)
     groups = []
     for index, values in enumerate(at):
         mine = [m for m in members if m.group == index]
@@ -54,54 +63,17 @@ def step_part(optimizer: torch.optim.Optimizer, at: Settings, members: Sequence[
             continue
         for m in mine:
             m.alias.grad = m.grad
-            if dict.__contains__(kept, m.parameter):
-                part.state[m.alias] = dict.__getitem__(kept, m.parameter)
+            entry = state.entry(m.parameter)
+            if entry is not None:
+                part.state[m.alias] = entry
         groups.append({**values, "params": [m.alias for m in mine]})
     part.param_groups = groups
+    args, kwargs = arguments
     try:
-        unhooked_step(kind)(part)
+        unhooked_step(kind)(part, *args, **kwargs)
     finally:
         for m in members:
             m.alias.grad = None
     for m in members:
         if m.alias in part.state:
-            dict.__setitem__(kept, m.parameter, part.state[m.alias])
-
-
-class WaitingState(defaultdict):  # type: ignore[type-arg]
-    """An optimizer's `state` that waits for updates in flight before it is read."""
-
-    def __init__(self, content: Mapping[Any, Any], wait: Callable[[], None]) -> None:
-        super().__init__(dict, content)
-        self._wait = wait
-
-    def __reduce__(self) -> Any:
-        self._wait()
-        return defaultdict, (dict,), None, None, iter(dict.items(self))
-
-    def __getitem__(self, key: Any) -> Any:
-        self._wait()
-        return super().__getitem__(key)
-
-    def __contains__(self, key: Any) -> bool:
-        self._wait()
-        return super().__contains__(key)
-
-    def __iter__(self) -> Any:
-        self._wait()
-        return super().__iter__()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """As a dict's."""
-        self._wait()
-        return super().get(key, default)
-
-    def items(self) -> Any:
-        """As a dict's."""
-        self._wait()
-        return super().items()
-
-    def values(self) -> Any:
-        """As a dict's."""
-        self._wait()
-        return super().values()
+            state.put(m.parameter, part.state[m.alias])

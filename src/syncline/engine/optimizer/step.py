@@ -1,6 +1,6 @@
 """`optimizer.step()` under the engine: it returns at once, and each unit is updated when its gradients have arrived."""
 
-import types
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline._compat import note_step_called, pass_for_step, step_hooks
+from syncline._compat import in_backward, note_step_called, step_hooks
 from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
-from syncline.engine.optimizer.partial_step import Settings, WaitingState, settings, step_part, why_whole
+from syncline.engine.optimizer.adoption import Adopted, adopted, replace_closure
+from syncline.engine.optimizer.partial_step import Settings, settings, step_part, why_whole
+from syncline.engine.optimizer.waiting_state import WaitingState, is_held_by_others
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.step_state import Phase, StepState
 from syncline.errors import UsageError
 
-_REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
-_OWNER = "syncline_engine"
-"""The attribute of an adopted optimizer that holds its engine."""
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Stepper:
@@ -44,70 +44,44 @@ class Stepper:
             raise UsageError(f"update is '{update}': use 'unit', 'whole' or None (by the optimizer's kind)")
         self._engine, self._state, self._in_flight, self._update = engine, state, in_flight, update
         self._finish_backward, self._stepped = finish_backward, stepped
-        self._originals: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+        self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
+        self.stepping: torch.optim.Optimizer | None = None
+        """The adopted optimizer that steps now."""
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Replace an optimizer's `step` and the methods that must wait for updates in flight."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
-        if getattr(optimizer, _OWNER, None) is not None:
-            raise UsageError("this optimizer is attached already: close() the first attachment before attaching again")
-        if not self._has_ours(optimizer):
+        if not self.has_ours(optimizer):
             raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
+        owner = adopted(optimizer)
+        if owner is not None and owner in self._adopted:
+            raise UsageError("the same optimizer was given twice: give each one once")
+        if owner is not None:
+            owner.shared = True  # its own engine steps it, and this one notices (find_optimizers.py)
+            return
         why = why_whole(optimizer)
         whole = self._update == "whole" or bool(why and self._update is None)
         if why and self._update is None:
             self._engine.say(f"{why}: every step waits for all gradients")
-        self._originals.append((optimizer, {name: optimizer.__dict__.get(name) for name in _REPLACED}))
-        original = {name: getattr(optimizer, name) for name in _REPLACED}
-        engine, stepper = self._engine, self
-
-        def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            note_step_called(self)
-            return stepper.step(self, original["step"], closure, whole=whole)
-
-        def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-            stepper.zero_grad(self, original["zero_grad"], set_to_none)
-
-        def waiting(name: str) -> Callable[..., Any]:
-            def call(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-                engine.wait()
-                result = original[name](*args, **kwargs)
-                stepper.guard_state(self)
-                return result
-
-            return call
-
-        functions: list[Any] = [step, zero_grad, *(waiting(name) for name in _REPLACED[2:])]
-        for name, function in zip(_REPLACED, functions, strict=True):
-            function.__name__ = name
-            pass_for_step(function, original[name])
-            optimizer.__dict__[name] = types.MethodType(function, optimizer)
-        setattr(optimizer, _OWNER, engine)
+        self._adopted.add(Adopted(optimizer, self, whole=whole))
         self.guard_state(optimizer)
 
-    def adopt_unnamed(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Adopt an optimizer that is about to step, if it has parameters of this model; True if it was adopted now.
-
-        The step that has begun steps all parameters at once; call `stepped_whole` after it.
-        """
-        owner = getattr(optimizer, _OWNER, None)
-        if owner is self._engine or not self._has_ours(optimizer):
-            return False
-        if owner is not None:
-            raise UsageError("an optimizer holds parameters of two wrapped models: build one optimizer for each model")
-        self._engine.wait()
-        self.adopt(optimizer)
-        return True
-
-    def _has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+    def has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has parameters of this engine's model."""
         return any(id(p) in self._slots for group in optimizer.param_groups for p in group["params"])
 
-    def guard_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make readers of `optimizer.state` wait."""
-        if not isinstance(optimizer.state, WaitingState):
-            optimizer.state = WaitingState(optimizer.state, self._before_state)
+    def guard_state(self, optimizer: torch.optim.Optimizer) -> WaitingState | None:
+        """Make readers of `optimizer.state` wait; None if the user has put a dict there that must stay what it is."""
+        if isinstance(optimizer.state, WaitingState):
+            return optimizer.state
+        if type(optimizer.state) not in (dict, defaultdict) or is_held_by_others(optimizer.__dict__, "state"):
+            self._engine.say("optimizer.state is a dict of yours: every step waits for its updates")
+            return None
+        guarded = WaitingState(optimizer.state, self._before_state)
+        optimizer.state = guarded
+        return guarded
 
     def _before_state(self) -> None:
         if self._state.in_flight and self._state.phase is not Phase.STEPPING:
@@ -115,35 +89,47 @@ class Stepper:
 
     def restore(self) -> None:
         """Give the optimizers their own methods back."""
-        for optimizer, originals in self._originals:
-            for name, value in originals.items():
-                if value is None:
-                    optimizer.__dict__.pop(name, None)
-                else:
-                    optimizer.__dict__[name] = value
-            optimizer.__dict__.pop(_OWNER, None)
+        for each in list(self._adopted):
+            each.restore()
+            optimizer = each.optimizer
             if isinstance(optimizer.state, WaitingState):
-                optimizer.state = defaultdict(dict, dict.items(optimizer.state))
-        self._originals = []
+                optimizer.state.stop_waiting()
+                if not is_held_by_others(optimizer.__dict__, "state"):
+                    optimizer.state = optimizer.state.plain()
+        self._adopted.clear()
 
-    def step(self, optimizer: Any, original: Callable[..., Any], closure: Any, *, whole: bool) -> Any:
-        """The user's `optimizer.step()`."""
-        if closure is not None:
+    def step(self, adopted: Adopted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The user's `optimizer.step(...)`."""
+        self.check_not_in_backward(adopted.optimizer)
+        note_step_called(adopted.optimizer)
+        self.stepping = adopted.optimizer
+        try:
+            return self._step(adopted, args, kwargs)
+        finally:
+            self.stepping = None
+
+    def _step(self, adopted: Adopted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer: Any = adopted.optimizer
+        if (with_closure := replace_closure(args, kwargs, self._averaging)) is not None:
             self._engine.say("a closure evaluates the model inside step: every step waits for all gradients")
-            return self._step_with_closure(original, closure)
+            return self._step_with_closure(adopted, with_closure)
         self._finish_backward()
+        state = self.guard_state(optimizer)
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
-        if whole or scaled or not self._state.in_flight:
-            return self._step_whole(optimizer, original)
+        if adopted.whole or scaled or state is None or not self._state.in_flight:
+            return self._step_whole(adopted, (args, kwargs))
         # torch's own `step` calls these hooks; steps of all parameters at once go through it.
         before, after = step_hooks(optimizer)
         for hook in before:
-            hook(optimizer, (optimizer,), {})
+            changed = hook(optimizer, (optimizer, *args), kwargs)
+            if changed is not None:
+                (_, *args), kwargs = changed
         executor = self._engine.executor
         executor.begin_updates(self._engine.units)
+        settled = self._state.phase is not Phase.UPDATING
         self._state.begin_step()
         try:
-            self._hand_over(optimizer)
+            self._hand_over(adopted, state, (args, kwargs), settled=settled)
         except BaseException:
             self._state.abort_step()
             raise
@@ -151,32 +137,51 @@ class Stepper:
         executor.end_updates()
         self._stepped(first)
         for hook in after:
-            hook(optimizer, (optimizer,), {})
+            hook(optimizer, (optimizer, *args), kwargs)
         return None
 
-    def _hand_over(self, optimizer: Any) -> None:
+    def check_not_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that steps inside a backward pass would take gradients of this rank only."""
+        if self._state.phase is Phase.BACKWARD and in_backward():
+            raise UsageError(
+                f"this {type(optimizer).__name__} steps inside the backward pass, where gradients are not averaged yet:"
+                " step after backward() has returned (the engine overlaps updates with the exchange itself)"
+            )
+
+    def _hand_over(self, adopted: Adopted, state: WaitingState, arguments: _Arguments, *, settled: bool) -> None:
         """Give the executor one update per unit of this optimizer."""
+        optimizer = adopted.optimizer
         at = settings(optimizer)
         by_unit: dict[UnitRun | None, list[ParameterUpdate]] = {}
-        for index, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                slot = self._slots.get(id(parameter))
-                grad = parameter.grad
-                if grad is None:
-                    continue
-                unit = slot.unit if slot is not None else None
-                alias = _alias(slot) if slot is not None else parameter.detach()
-                by_unit.setdefault(unit, []).append(ParameterUpdate(index, slot, parameter, alias, grad))
+        held: set[UnitRun | None] = {None} if adopted.shared else set()
+        parameters = [(i, p) for i, group in enumerate(optimizer.param_groups) for p in group["params"]]
+        parameters = [(i, p) for i, p in parameters if p.grad is not None]
+        state.begin_step([p for _, p in parameters], settled=settled)
+        for index, parameter in parameters:
+            slot = self._slots.get(id(parameter))
+            unit = slot.unit if slot is not None else None
+            alias = _alias(slot) if slot is not None else parameter.detach()
+            by_unit.setdefault(unit, []).append(ParameterUpdate(index, slot, parameter, alias, parameter.grad))
+            if state.was_used and unit not in held and state.is_held(parameter):
+                self._engine.say("your code holds tensors of optimizer.state: every step waits for their updates")
+                held.add(unit)
+        state.was_used = state.was_used and bool(held)
         blocking: list[Ticket] = []
         for unit, updates in by_unit.items():
-            ticket = self._engine.executor.after(unit, self._update_of(optimizer, at, unit, updates))
-            if self._in_flight.add_update(unit, ticket, updates):
+            ticket = self._engine.executor.after(unit, self._update_of(optimizer, state, at, unit, updates, arguments))
+            if self._in_flight.add_update(unit, ticket, updates) or unit in held:
                 blocking.append(ticket)
         for ticket in blocking:
             ticket.wait()
 
     def _update_of(
-        self, optimizer: Any, at: Settings, unit: UnitRun | None, updates: list[ParameterUpdate]
+        self,
+        optimizer: Any,
+        state: WaitingState,
+        at: Settings,
+        unit: UnitRun | None,
+        updates: list[ParameterUpdate],
+        arguments: _Arguments,
     ) -> Callable[[], None]:
         """The update of a unit, to run when its gradients are averaged."""
         recorder = self._engine.recorder
@@ -186,18 +191,19 @@ class Stepper:
             begin = recorder.mark("update")
             if unit is not None:
                 unit.commit()
-            step_part(optimizer, at, updates)
+            step_part(optimizer, state, at, updates, arguments)
             recorder.add("update", "update", begin, recorder.mark("update"), unit=label, step=step)
 
         return work
 
-    def _step_whole(self, optimizer: Any, original: Callable[..., Any]) -> Any:
+    def _step_whole(self, adopted: Adopted, arguments: _Arguments) -> Any:
         self._engine.wait()
         recorder = self._engine.recorder
-        begin, step = recorder.mark("update"), recorder.step  # a recording counts the step inside `original`
-        result = original()
+        begin, step = recorder.mark("update"), recorder.step  # a recording counts the step inside the original
+        args, kwargs = arguments
+        result = adopted.original["step"](*args, **kwargs)
         recorder.add("update", "update", begin, recorder.mark("update"), unit="all", step=step)
-        self.stepped_whole(optimizer)
+        self.stepped_whole(adopted.optimizer)
         return result
 
     def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
@@ -208,25 +214,37 @@ class Stepper:
                 unit.commit()
         self._stepped(self._state.whole_step())
 
-    def _step_with_closure(self, original: Callable[..., Any], closure: Callable[[], Any]) -> Any:
-        engine = self._engine
+    def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, with averaged gradients after it."""
 
         def averaged() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            engine.wait()
+            self._engine.wait()
             return loss
 
-        engine.wait()
-        result = original(averaged)
-        for unit in engine.units:
+        return averaged
+
+    def _step_with_closure(self, adopted: Adopted, arguments: _Arguments) -> Any:
+        self._engine.wait()
+        args, kwargs = arguments
+        result = adopted.original["step"](*args, **kwargs)
+        for unit in self._engine.units:
             unit.commit()
         self._stepped(self._state.whole_step())
         return result
 
+    def wait_then_call(self, adopted: Adopted, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The user's `optimizer.state_dict()` and the like."""
+        self._engine.wait()
+        result = adopted.original[name](*args, **kwargs)
+        self.guard_state(adopted.optimizer)
+        return result
+
     def owes_a_step(self) -> bool:
         """Whether the last exchange left codec states that an optimizer has still to commit; with nothing in flight."""
-        held = {id(p) for optimizer, _ in self._originals for group in optimizer.param_groups for p in group["params"]}
+        optimizers = [each.optimizer for each in self._adopted]
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         for unit in self._engine.units:
             left = any(state for launch in unit.launches for state in launch.tentative or ())
             # A parameter that no rank used, or that is in no optimizer, will not be stepped.
@@ -234,15 +252,16 @@ class Stepper:
                 return True
         return False
 
-    def zero_grad(self, optimizer: Any, original: Callable[..., Any], set_to_none: bool) -> None:
+    def zero_grad(self, adopted: Adopted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The user's `optimizer.zero_grad()`, without waiting: a gradient in flight is zeroed behind its update."""
         self._finish_backward()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        set_to_none = kwargs.get("set_to_none", args[0] if args else True)
+        parameters = [p for group in adopted.optimizer.param_groups for p in group["params"]]
         updated = set(self._in_flight.updates)
         later = [] if set_to_none or self._state.phase is not Phase.UPDATING else self._zero_in_flight(parameters)
         for p, _ in later:
             p.grad = None
-        original(set_to_none=set_to_none)
+        adopted.original["zero_grad"](*args, **kwargs)
         for p, grad in later:
             p.grad = grad
         for p in parameters:
