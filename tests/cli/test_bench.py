@@ -50,5 +50,5 @@ def test_convergence_has_a_dense_row_and_curves(tmp_path):
 
 
 def test_an_own_strategy_must_be_one():
-    with pytest.raises(UsageError, match="a subclass of Strategy is needed"):
+    with pytest.raises(UsageError, match="is a part of Python: name a class or function of your own"):
         load("collections:Counter")

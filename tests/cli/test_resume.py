@@ -140,7 +140,7 @@ def test_killed_and_resumed_is_bit_equal_to_uninterrupted(strategy, workers, opt
     assert rows <= done < STEPS * EPOCHS, "killed midway"
     assert step < done, "steps were lost"
     assert results(tmp_path / "cut")["runs"] == []
-    resumed = call("train", "--resume", "cut", cwd=tmp_path)
+    resumed = call("train", "--trust", "--resume", "cut", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     _check_resumed(tmp_path, workers, lost_after=done, resumed_at=step)
     assert _names(tmp_path / "cut") == ["step-00000012", "step-00000014"], "the newest two are kept"
@@ -157,11 +157,11 @@ def test_ranks_of_a_launcher_are_killed_and_resumed(tmp_path):
     assert whole.finish().code == 0, whole.err
     done, step = len(_rows(tmp_path / "cut")), _newest(tmp_path / "cut")
     assert step < done < STEPS * EPOCHS
-    for resumed in launched("train", "--resume", "cut", ranks=2, cwd=tmp_path):
+    for resumed in launched("train", "--trust", "--resume", "cut", ranks=2, cwd=tmp_path):
         assert resumed.finish().code == 0, resumed.err
     assert resumed.left() == []
     _check_resumed(tmp_path, 2, lost_after=done, resumed_at=step)
-    for again in launched("train", "--resume", "cut", ranks=2, cwd=tmp_path):
+    for again in launched("train", "--trust", "--resume", "cut", ranks=2, cwd=tmp_path):
         assert again.finish().code == 2
         assert "is finished: use --epochs 3" in again.err, "both ranks say so, and end"
     assert again.left() == []
@@ -202,7 +202,7 @@ def invoke(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_another_world_size_goes_on_with_the_whole_curve(workers, copy, finished, tmp_path):
     where = ("--nproc", workers) if workers > 1 else ("--strategy", "single")
-    done = call("train", "--resume", "run", *where, "--epochs", 2, cwd=tmp_path)
+    done = call("train", "--trust", "--resume", "run", *where, "--epochs", 2, cwd=tmp_path)
     assert done.code == 0, done.err
     (before,), (entry,) = results(finished)["runs"], load(copy)["runs"]
     assert entry["world_size"] == workers
@@ -238,7 +238,7 @@ def _kill_during_the_write(folder):
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(harm, copy, finished, tmp_path):
     problem = harm(copy)
     (copy / "results.json").unlink()
-    done = call("train", "--resume", "run", cwd=tmp_path)
+    done = call("train", "--trust", "--resume", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     _assert_equal(_state(copy, STEPS), _state(finished, STEPS))
     assert results(copy)["runs"][0]["loss"] == results(finished)["runs"][0]["loss"]
@@ -251,7 +251,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(harm, copy, fi
 
 def test_a_run_killed_between_its_last_checkpoint_and_its_results_gets_its_results(copy, finished, tmp_path):
     (copy / "results.json").unlink()
-    done = call("train", "--resume", "run", cwd=tmp_path)
+    done = call("train", "--trust", "--resume", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     (before,), (entry,) = results(finished)["runs"], load(copy)["runs"]
     assert entry["loss"] == before["loss"]
@@ -260,7 +260,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_results_gets_its_resul
 
 
 def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_path):
-    done = call("train", "--resume", "run/checkpoints/step-00000004", cwd=tmp_path)
+    done = call("train", "--trust", "--resume", "run/checkpoints/step-00000004", cwd=tmp_path)
     assert done.code == 0, done.err
     _assert_equal(_state(copy, STEPS), _state(finished, STEPS))
     assert _rows(copy, 1) == list(range(STEPS))
@@ -287,7 +287,7 @@ def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_pa
 )
 def test_wrong_options_are_one_line_and_change_nothing(options, message, copy, invoke):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    code, err = invoke("train", "--resume", "run", *options)
+    code, err = invoke("train", "--trust", "--resume", "run", *options)
     assert code == 2, err
     assert message in err
     assert len(err.splitlines()) == 1, err
@@ -296,7 +296,7 @@ def test_wrong_options_are_one_line_and_change_nothing(options, message, copy, i
 
 def test_an_error_that_only_a_rank_can_see_leaves_the_run_as_it_was(copy, tmp_path):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".log"}
-    done = call("train", "--resume", "run", "--epochs", 2, "--set", "train.device=tpu", cwd=tmp_path)
+    done = call("train", "--trust", "--resume", "run", "--epochs", 2, "--set", "train.device=tpu", cwd=tmp_path)
     assert done.code == 2
     assert "unknown device 'tpu'" in done.err
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.suffix != ".log"}
@@ -306,15 +306,15 @@ def test_no_checkpoint_there(copy, invoke, tmp_path):
     for path in (copy / "checkpoints").iterdir():
         for part in path.iterdir():
             part.write_bytes(part.read_bytes()[:100])
-    code, err = invoke("train", "--resume", "run")
+    code, err = invoke("train", "--trust", "--resume", "run")
     assert (code, "step-00000004" in err, "and so are all newer ones" in err) == (2, True, True), err
     shutil.rmtree(copy / "checkpoints")
-    code, err = invoke("train", "--resume", "run")
+    code, err = invoke("train", "--trust", "--resume", "run")
     assert (code, "there is no checkpoint in" in err) == (2, True), err
-    code, err = invoke("train", "--resume", tmp_path)
+    code, err = invoke("train", "--trust", "--resume", tmp_path)
     assert (code, "is not a run folder" in err) == (2, True), err
     (copy / "config.json").write_text("{")
-    code, err = invoke("train", "--resume", "run")
+    code, err = invoke("train", "--trust", "--resume", "run")
     assert (code, "it is not JSON" in err) == (2, True), err
 
 

@@ -194,9 +194,12 @@ def test_a_pipe_among_ranks_files_is_not_waited_for(tmp_path, invoke):
     os.mkfifo(tmp_path / "spans" / rank_file_name(0))
     done = invoke("analyze", "spans")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert f"{rank_file_name(0)} is not a regular file" in done.err
+    assert f"{rank_file_name(0)} cannot be read (it is not a regular file)" in done.err
     write_rank_file(Part(1, SPANS[2:], "b", Clock()), tmp_path / "spans", world_size=2)
-    assert f"note: {rank_file_name(0)} is not a regular file: rank 0 is left out" in invoke("export", "spans").out
+    assert (
+        f"note: {rank_file_name(0)} cannot be read (it is not a regular file): rank 0 is left out"
+        in invoke("export", "spans").out
+    )
 
 
 def test_names_in_a_trace_reach_no_terminal_as_they_are(tmp_path, invoke, simulate):

@@ -15,7 +15,7 @@ GOOD = f'version = 1\norder = ["a"]\n{UNIT}'
 
 # Names that look like parts of other names are the hard ones.
 NAMES = st.one_of(st.text(max_size=6), st.from_regex(r"\A[ab](\[[0-2]\]){0,2}\Z"))
-FACTS = st.one_of(st.text(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.booleans())
+FACTS = st.one_of(st.text(), st.integers(-(2**63) + 1, 2**63 - 1), st.floats(allow_nan=False), st.booleans())
 
 
 @st.composite

@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from syncline import trust
 from syncline.errors import UsageError, unknown
 from syncline.report.figures import printable
 
+_LONGEST_LINE = 4000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Typer's error for wrong arguments. Some versions of Typer take it from click, others bring their own.
 _ArgumentError: Any = typer.BadParameter.__mro__[1]
@@ -45,6 +47,26 @@ class Group(TyperGroup):
             return super().invoke(ctx)
 
 
+class Command(TyperCommand):
+    """A command that imports a user's own code only if an option names it, or with `--trust`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; names in paths and files do not count as given by the user."""
+        options = {name: value for name, value in ctx.params.items() if name != "recipe"}
+        values = [item for value in options.values() for item in (value if isinstance(value, list) else [value])]
+        texts = [value for value in values if isinstance(value, str)]
+        with trust.command_line(texts, everything=bool(options.get("trust_files"))):
+            return super().invoke(ctx)
+
+
+class App(typer.Typer):
+    """A Typer app whose commands are of the class `Command`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        """Decorator: add a command."""
+        return super().command(name, cls=Command, **options)
+
+
 class LazyGroup(Group):
     """Commands that live in one module each. The help page does not import them."""
 
@@ -73,7 +95,7 @@ class LazyGroup(Group):
 
 def new_app(group: type[Group] = Group) -> typer.Typer:
     """A Typer app with plain-text help pages and ordinary tracebacks."""
-    return typer.Typer(cls=group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    return App(cls=group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @contextmanager
@@ -110,4 +132,7 @@ def _message(error: Any) -> str:
 
 def _complain(text: object) -> None:
     """Write one line to standard error. Names in it may come from a file that somebody else wrote."""
-    print(f"syncline: {printable(text)}", file=sys.stderr)
+    line = printable(text)
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[:_LONGEST_LINE]}..."
+    print(f"syncline: {line}", file=sys.stderr)

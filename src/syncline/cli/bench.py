@@ -12,6 +12,7 @@ from syncline.cli.output import print_json, say
 from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.spec import split
+from syncline.train.config import MOST_THREADS
 
 Codecs = Annotated[str | None, typer.Option(help="Comma-separated list of codec specs; default: all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -64,7 +65,7 @@ def convergence(
     as_json: Json = False,
 ) -> None:
     """Train a small model with every codec: loss curves and accuracy, against dense."""
-    _prepare("cpu", threads, steps)
+    _prepare("cpu", threads, steps, seed)
     from syncline.bench.convergence import table
     from syncline.bench.convergence.run import Options, measure
 
@@ -88,7 +89,7 @@ def overhead(
     as_json: Json = False,
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
-    _prepare(device, threads, steps)
+    _prepare(device, threads, steps, seed)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
 
@@ -109,7 +110,7 @@ def recorder(
     as_json: Json = False,
 ) -> None:
     """Measure what recording a trace costs: steps with the recorder on and off."""
-    _prepare(device, threads, steps)
+    _prepare(device, threads, steps, seed)
     from syncline.bench.recorder import run as bench
     from syncline.bench.recorder.rows import console_table
 
@@ -151,6 +152,7 @@ def overlap(
     ] = None,
     as_json: Json = False,
     settings: session.Set = None,
+    trust_files: session.Trust = False,
 ) -> None:
     """Measure steps on slow links: compute alone, torch's DDP at its best and the engine, in turns.
 
@@ -167,7 +169,7 @@ def overlap(
     from syncline.bench.overlap.table import print_tables
 
     chosen = _contestants(contestants, compress, buckets, also)
-    if chosen is None and not recipe:
+    if chosen is None and not recipe and not session.is_set(settings, "compare.strategies"):
         chosen = bench.contestants(bench.COMPRESS)
     if chosen is not None:
         config = config.override({"compare.strategies": list(chosen)})
@@ -214,15 +216,19 @@ def _codec_names(text: str | None) -> list[str] | None:
     return names
 
 
-def _prepare(device: str, threads: int | None, steps: int | None = None) -> Any:
+def _prepare(device: str, threads: int | None, steps: int | None = None, seed: int = 0) -> Any:
     """Check the options that several benchmarks share, set the number of threads; returns the torch device."""
     import torch
 
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {steps}")
+    if steps is not None and not 1 <= steps < 2**31:
+        raise UsageError(f"--steps must be at least 1 and below {2**31}, not {steps}")
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {seed}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UsageError(f"device '{device}' is not available: use --device cpu")
-    if threads:
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"--threads must be 1 to {MOST_THREADS}, not {threads}")
+    if threads is not None:
         torch.set_num_threads(threads)
     return torch.device(device)
 

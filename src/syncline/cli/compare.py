@@ -31,6 +31,7 @@ def compare(
     as_json: session.Json = False,
     recipe: session.Recipe = None,
     settings: session.Set = None,
+    trust_files: session.Trust = False,
 ) -> None:
     """Train the same model with several strategies and report what each costs and why.
 

@@ -15,6 +15,9 @@ from syncline.train.config import Config
 STEPS = 12
 """Steps of the short training: warm-up, profile, and some steps with the plan to check the prediction."""
 
+_FIXED = {"train.steps": STEPS, "train.epochs": 1, "train.test_samples": 0, "train.checkpoint_every": 0}
+_REPLACED = (*_FIXED, "compare.strategies", "compare.scale", "compare.scale_batch")
+
 app = new_app()
 
 
@@ -38,6 +41,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
     recipe: session.Recipe = None,
     settings: session.Set = None,
+    trust_files: session.Trust = False,
 ) -> None:
     """Find the plan of a job on a network: its table, the alternatives with their predicted steps, and the reason."""
     if out is not None and out.is_dir():
@@ -50,6 +54,7 @@ def plan(
             raise UsageError(f"with a run, the job is the recorded one: leave --{given[0]} out")
         _answer(run, nodes, bandwidth, compress, out, as_json=as_json)
         return
+    session.refuse_settings(settings, _REPLACED, f"syncline plan trains {STEPS} steps of its own")
     measured = _measure(session.resolve(options), compress)
     if measured is not None:
         _answer(measured, None, None, compress, out, as_json=as_json)
@@ -67,8 +72,7 @@ def _measure(config: Config, compress: str | None) -> Path | None:
     if allowed_codecs(spec) is None:
         text = built(spec).text
         spec = "auto" if text in ALWAYS else f"auto({text})"
-    changes = {"train.steps": STEPS, "train.epochs": 1, "train.test_samples": 0, "train.checkpoint_every": 0}
-    config = config.override({**changes, "compare.strategies": [f"syncline({spec})"], "compare.scale": []})
+    config = config.override({**_FIXED, "compare.strategies": [f"syncline({spec})"], "compare.scale": []})
     watch = Notes(Console(stderr=True))
     done = run(config, out=None, watcher=watch)
     if done is None:

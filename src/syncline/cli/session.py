@@ -1,7 +1,7 @@
 """The options of every command that trains, how they become a `Config`, and how a session runs and is shown."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +10,10 @@ from rich.console import Console
 
 from syncline.cli.output import say
 from syncline.errors import UsageError
+from syncline.files import read_text
 from syncline.results.schema import Results
-from syncline.train.config import Config, load_recipe, load_run, parse_settings, run_of
+from syncline.train.config import Config, check, load_recipe, load_run, parse_settings, run_of
+from syncline.trust import check_file
 
 Model = Annotated[str | None, typer.Option(help="A model: vgg11, resnet50, vit(size=tiny), my.module:factory ...")]
 Data = Annotated[str | None, typer.Option(help="A data set: auto, shapes, fashion-mnist, cifar10(root=DIR), text ...")]
@@ -26,6 +28,9 @@ Out = Annotated[Path | None, typer.Option(help="The run folder; an earlier run t
 Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output and nothing else.")]
 Recipe = Annotated[str | None, typer.Option(help="A recipe that ships with Syncline, or a TOML file.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set train.optimizer='sgd(lr=0.1)'.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run code that the recipe, the run folder or its plan names, as my.module:name.")
+]
 
 _SECTIONS = {
     "train": ("model", "data", "steps", "epochs", "batch", "seed", "checkpoint_every"),
@@ -45,7 +50,9 @@ def resolve(options: Mapping[str, Any]) -> Config:
     if resume is not None and recipe:
         raise UsageError("--resume takes the run's own settings: leave --recipe out")
     config = load_recipe(recipe) if recipe else Config() if resume is None else load_run(run_of(resume))
+    source = f"the recipe {recipe}" if recipe else f"{resume}"
     given = parse_settings(options.get("settings") or [])
+    Config().override(given)  # a wrong value is an error also where another option replaces it
     given |= {key: options[name] for name, key in _KEYS.items() if options.get(name) is not None}
     if given.get("compare.scale") and given.get("cluster.nproc"):
         raise UsageError("--scale names the world sizes: leave --nproc out")
@@ -54,7 +61,32 @@ def resolve(options: Mapping[str, Any]) -> Config:
         config = config.override({"cluster.nodes": 0, "cluster.bandwidth": "", "cluster.changes": {}})
     if "cluster.nodes" in given and "cluster.nproc" not in given:
         config = config.override({"cluster.nproc": 0})
-    return config.override(given)
+    config = config.override(given)
+    check(config)
+    _check_trust(config, source)
+    return config
+
+
+def _check_trust(config: Config, source: str) -> None:
+    """Refuse the user's own code if it is named by a recipe or a run folder, and not by the user."""
+    train = config.train
+    specs = {"--model": [train.model], "--data": [train.data], "--set train.optimizer=": [train.optimizer]}
+    for option, texts in {**specs, "--strategy": config.compare.strategies}.items():
+        for text in texts:
+            fix = f"repeat it, {option} '{text}', or use --trust if you trust that file"
+            check_file(text, source=source, fix=fix)
+
+
+def is_set(settings: list[str] | None, key: str) -> bool:
+    """Whether `--set` names this key."""
+    return key in parse_settings(settings or [])
+
+
+def refuse_settings(settings: list[str] | None, keys: Iterable[str], why: str) -> None:
+    """A `UsageError` if `--set` names one of these keys, which the command would replace."""
+    for key in parse_settings(settings or []):
+        if key in keys:
+            raise UsageError(f"--set {key} has no effect here: {why}")
 
 
 def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | None = None) -> int:
@@ -72,7 +104,7 @@ def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | N
         return 0
     path, results = done
     if as_json:
-        sys.stdout.write((path / "results.json").read_text())
+        sys.stdout.write(read_text(path / "results.json"))
     else:
         from syncline.report.tables import print_summary
 

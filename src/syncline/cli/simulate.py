@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from syncline.cli import session
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
@@ -47,6 +48,7 @@ def simulate(
         bool, typer.Option("--sweep", help="Tabulate and plot many nodes and bandwidths: where does compression pay?")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
+    trust_files: session.Trust = False,
 ) -> None:
     """Predict the step of a recorded run if something were different, with the error of replaying it unchanged.
 

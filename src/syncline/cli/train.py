@@ -34,6 +34,7 @@ def train(
     as_json: session.Json = False,
     recipe: session.Recipe = None,
     settings: session.Set = None,
+    trust_files: session.Trust = False,
 ) -> None:
     """Train a model with one synchronisation strategy. Under torchrun the same command is one of the ranks."""
     options = locals()
@@ -41,7 +42,8 @@ def train(
         raise UsageError("--resume continues in the run's own folder: leave --out out")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise UsageError(f"--checkpoint-every must be at least 1, not {checkpoint_every}")
-    if strategy is not None or resume is None:
+    session.refuse_settings(settings, ("compare.scale", "compare.scale_batch"), "use compare for several world sizes")
+    if strategy is not None or (resume is None and not session.is_set(settings, "compare.strategies")):
         options["strategies"] = ["ddp" if strategy is None else strategy]
     config = session.resolve(options).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:

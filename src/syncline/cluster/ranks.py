@@ -21,8 +21,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from syncline import trust
 from syncline.cluster.nodes import enter
 from syncline.errors import RankFailure, UsageError
+from syncline.files import open_log, open_regular, reason
 
 PRELOAD = ("torch", "torch._dynamo", "syncline.train.rank.worker")
 _PR_SET_PDEATHSIG = 1
@@ -93,7 +95,8 @@ def run_ranks(
     pairs = [context.Pipe(duplex=False) for _ in places]
     ranks = [
         context.Process(
-            target=_main, args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log"), os.getpid())
+            target=_main,
+            args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log"), os.getpid(), trust.current()),
         )
         for place, (_, sender) in zip(places, pairs, strict=True)
     ]
@@ -137,7 +140,7 @@ def _watch(
             elif kind == "value":
                 values[index] = content[0]
             elif kind == "usage":
-                raise UsageError(content[0])
+                raise content[0](content[1])
             elif kind == "error":
                 at, summary, trace = content
                 failures.append(_Failure(rank, at, summary, trace, signal=False))
@@ -166,7 +169,8 @@ def _silent_end(process: Any, rank: int, logs: Path) -> _Failure:
 
 def _tail(path: Path, lines: int = 30) -> list[str]:
     try:
-        return path.read_text(errors="replace").splitlines()[-lines:]
+        with open_regular(path) as file:
+            return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
 
@@ -186,12 +190,21 @@ def _end(ranks: Sequence[Any]) -> None:
         process.close()
 
 
-def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Connection, log: str, caller: int) -> None:
+def _main(
+    function: Callable[..., Any],
+    place: Place,
+    payload: Any,
+    sender: Connection,
+    log: str,
+    caller: int,
+    trusted: trust.Trust,
+) -> None:
     """Main function of a rank process. Only the parent reacts to Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _redirect(log)
+    trust.use(trusted)
     try:
+        _redirect(log)
         os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
         os.environ.update(place.environment)
         if place.netns is not None:
@@ -201,7 +214,7 @@ def _main(function: Callable[..., Any], place: Place, payload: Any, sender: Conn
         value = function(place, payload, lambda message: sender.send(("message", message)))
         sender.send(("value", value))
     except UsageError as error:
-        sender.send(("usage", str(error)))
+        sender.send(("usage", type(error), str(error)))
     except BaseException as error:
         summary = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         sender.send(("error", time.monotonic_ns(), summary, traceback.format_exc()))
@@ -223,7 +236,10 @@ def _end_with(caller: int) -> None:
 
 
 def _redirect(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        descriptor = open_log(log, append=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {log}: {reason(error)}; remove it, or use another folder") from None
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

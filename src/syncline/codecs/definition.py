@@ -28,7 +28,7 @@ class Definition:
         return self.function(*args, **kwargs)
 
 
-CODECS: Registry[Definition] = Registry("codec")
+CODECS: Registry[Definition] = Registry("codec", instance=Definition)
 
 
 def codec(

@@ -21,7 +21,7 @@ class Definition:
         return self.merge(*args, **kwargs)
 
 
-EXCHANGES: Registry[Definition] = Registry("exchange")
+EXCHANGES: Registry[Definition] = Registry("exchange", instance=Definition)
 
 
 def exchange(

@@ -32,9 +32,10 @@ def table(units: Sequence[Unit], order: Sequence[Part]) -> None:
     if len(launched) < len(order):
         name, part = _repeated(order)
         raise UsageError(f"the order launches '{by_name[name].label(part)}' twice: keep one of the two")
-    missing = [u.label(i) for u in units for i in range(u.partitions) if (u.name, i) not in launched]
-    if missing:
-        raise UsageError(f"the order does not launch {_first(missing)}: add each part where it should be sent")
+    if missing := sum(unit.partitions for unit in units) - len(launched):
+        first = next(u.label(i) for u in units for i in range(u.partitions) if (u.name, i) not in launched)
+        more = f" and {missing - 1} more" if missing > 1 else ""
+        raise UsageError(f"the order does not launch '{first}'{more}: add each part where it should be sent")
 
 
 def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None:

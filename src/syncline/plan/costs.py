@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
+from syncline.files import read_json, reason
+from syncline.trust import check_file
 
 VERSION = 1
 _OVER = " over "
@@ -129,7 +131,7 @@ def over(codec: str, exchange: str) -> str:
 def load_costs(path: Path) -> Costs:
     """Read what `Costs.to_json` wrote."""
     try:
-        table: Any = json.loads(Path(path).read_text())
+        table: Any = read_json(path)
         if table.pop("version", None) != VERSION:
             raise UsageError(f"{path} does not hold costs of version {VERSION}: measure again with syncline plan")
         table.pop("tail", None)  # earlier versions wrote it, always 0
@@ -138,9 +140,11 @@ def load_costs(path: Path) -> Costs:
         table["host"] = Host(**table.get("host", {}))
         for kind in ("codecs", "carried"):
             table[kind] = {name: _codec(stages) for name, stages in table.get(kind, {}).items()}
+        for name in (*table["codecs"], *table["carried"]):
+            check_file(name, source=str(path), fix="repeat it with --compress, or use --trust if you trust the file")
         return Costs(**table)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {reason(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UsageError):
             raise

@@ -2,16 +2,15 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from syncline.errors import UsageError, unknown
-from syncline.files import write_text
+from syncline.errors import UsageError, short, unknown
+from syncline.files import parse_toml, read_text, reason, write_text
 from syncline.plan import check
 from syncline.plan.table import Plan
 from syncline.plan.unit import Fact, Part, Unit
+from syncline.trust import check_file
 
 VERSION = 1
 """Version of the file format; only this version is read and written."""
@@ -25,9 +24,11 @@ _HEADER = """\
 #   partitions: parts it is cut into, so that urgent ones can pass; only for codecs of flat values.
 #   What is left out is codec = "none", exchange = "allreduce", partitions = 1.
 """
+_TRUST = "if you trust the file, use --trust, or in a program plan=syncline.plan.load(path, trust=True)"
 _UNIT = {"name": str, "parameters": list, "codec": str, "exchange": str, "partitions": int}
 _TOP = {"version": int, "order": list, "about": dict, "unit": list}
 _WORDS = {str: "text in quotes", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
+_BITS = 63
 _PART = re.compile(r"(.*)\[([0-9]{1,9})\]", re.DOTALL)
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -57,25 +58,32 @@ def text_of(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan; a `UsageError` names the file and its first mistake."""
+def load(path: str | os.PathLike[str], *, trust: bool = False) -> Plan:
+    """Read a plan; a `UsageError` names the file and its first mistake.
+
+    `trust=True` accepts codecs and exchanges that are not Syncline's (`package.module:name`): their code is run.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"there is no plan '{path}': give the path of a file that syncline.plan.save wrote") from None
     except OSError as error:
-        raise UsageError(f"cannot read the plan '{path}': {error.strerror}") from None
+        raise UsageError(f"cannot read the plan '{path}': {reason(error)}") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan '{path}' is not text in UTF-8: save it as UTF-8") from None
-    return parse(text, of=f"plan '{path}'")
+    plan = parse(text, of=f"plan '{path}'")
+    for unit in () if trust else plan.units:
+        for spec in (unit.codec, unit.exchange):
+            check_file(spec, source=f"plan '{path}', unit '{unit.name}',", fix=_TRUST)
+    return plan
 
 
 def parse(text: str, *, of: str = "the plan") -> Plan:
     """Parse the text of a plan file; `of` names the plan in errors."""
     try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{of} is not valid TOML: {error}") from None
+        content = parse_toml(text)
+    except ValueError as error:
+        raise UsageError(f"{of} is not valid TOML: {reason(error)}") from None
     try:
         plan = _plan(content)
         check.table(plan.units, plan.order)
@@ -116,7 +124,7 @@ def _typed(table: Mapping[str, Any], kinds: Mapping[str, type], where: str, *, n
         if key not in kinds:
             raise UsageError(f"{where}: {unknown('key', key, kinds)}")
         if type(value) is not kinds[key]:
-            raise UsageError(f"{where}: {key} takes {_WORDS[kinds[key]]}, not {value!r}")
+            raise UsageError(f"{where}: {key} takes {_WORDS[kinds[key]]}, not {short(value)}")
     for key in needed:
         if key not in table:
             raise UsageError(f"{where}: '{key}' is missing: add it")
@@ -125,7 +133,7 @@ def _typed(table: Mapping[str, Any], kinds: Mapping[str, type], where: str, *, n
 def _texts(items: Sequence[Any], where: str) -> Sequence[str]:
     for item in items:
         if not isinstance(item, str):
-            raise UsageError(f"{where} takes a list of names in quotes, not {item!r}")
+            raise UsageError(f"{where} takes a list of names in quotes, not {short(item)}")
     return items
 
 
@@ -155,8 +163,12 @@ def _fact(key: str, value: Fact) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int | float):
-        return repr(int(value) if isinstance(value, int) else float(value))
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, int):
+        if value.bit_length() > _BITS:
+            raise UsageError(f"the plan's about['{key}'] is {short(value)}: a plan file holds whole numbers of 64 bits")
+        return repr(int(value))
     raise UsageError(f"the plan's about['{key}'] is a {type(value).__name__}: use text, a number, True or False")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from syncline.errors import UsageError
+from syncline.files import read_json, reason
 from syncline.plan.costs import Costs, load_costs
 from syncline.plan.file import load
 from syncline.plan.frozen_parameters import trained
@@ -50,7 +51,7 @@ def load_recorded(folder: Path) -> Recorded:
     costs, plan = load_costs(folder / COSTS), load(folder / PLAN)
     file = folder / SHAPES
     try:
-        table = json.loads(file.read_text(encoding="utf-8"))
+        table = read_json(file)
         if table["version"] != VERSION:
             raise UsageError(
                 f"{file} is not of version {VERSION}: run syncline train --strategy 'syncline(auto)' again"
@@ -61,7 +62,7 @@ def load_recorded(folder: Path) -> Recorded:
         )
         facts: tuple[Any, ...] = (str(table["strategy"]), str(table["device"]), int(table["planned_at"]))
     except OSError as error:
-        raise UsageError(f"cannot read {file}, which belongs to {COSTS}: {error.strerror}") from None
+        raise UsageError(f"cannot read {file}, which belongs to {COSTS}: {reason(error)}") from None
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, UsageError):
             raise

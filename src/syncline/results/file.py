@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.files import write_text
+from syncline.files import read_json, reason, write_text
 from syncline.results.schema import Results, Run, validate
 
 FILE_NAME = "results.json"
@@ -19,14 +19,13 @@ def load(path: str | os.PathLike[str]) -> Results:
     if file.is_dir():
         file = file / FILE_NAME
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except FileNotFoundError:
         raise UsageError(f"there is no '{file}': give a run folder or its {FILE_NAME}") from None
     except OSError as error:
-        raise UsageError(f"cannot read '{file}': {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"'{file}' is not a results file: {first_line}") from None
+        raise UsageError(f"cannot read '{file}': {reason(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"'{file}' is not a results file: {reason(error)}") from None
     return validate(content, name=str(file))
 
 

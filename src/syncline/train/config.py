@@ -1,18 +1,26 @@
 """The settings of a session: three small tables, read from a TOML recipe, `--set a.b=c` and the CLI's options."""
 
 import json
-import tomllib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from syncline.errors import UsageError, unknown
+from syncline.errors import UsageError, short, unknown
+from syncline.files import parse_toml, read_json, read_text, real_path, reason
 from syncline.spec import split
 
 CHECKPOINTS = "checkpoints"
 """The name of the folder of checkpoints in a run folder."""
+FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps")
+"""Settings of `train` that a resumed run cannot change."""
+MOST_RANKS = 1024
+"""The most ranks that one machine starts."""
+MOST_THREADS = 1024
+"""The most compute threads of a process."""
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -100,36 +108,37 @@ def load_recipe(name: str) -> Config:
         text = (resources.files("syncline.train") / "recipes" / f"{name}.toml").read_text()
     elif name.endswith(".toml"):
         try:
-            text = Path(name).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-            raise UsageError(f"cannot read the recipe {name}: {reason}") from None
+            text = read_text(name)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read the recipe {name}: {reason(error)}") from None
     else:
         raise unknown("recipe", name, [*recipes(), "or a path to a .toml file"])
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"recipe {name} is not valid TOML: {error}") from None
-    return Config().override(dict(_dotted(table)))
+        table = parse_toml(text)
+    except ValueError as error:
+        raise UsageError(f"recipe {name} is not valid TOML: {reason(error)}") from None
+    return _from_table(table, f"recipe {name}")
 
 
 def load_run(folder: Path) -> Config:
     """The settings of an earlier run, from its folder."""
     file = folder / "config.json"
     try:
-        table = json.loads(file.read_text())
+        table = read_json(file)
     except FileNotFoundError:
         raise UsageError(f"{folder} is not a run folder (it has no config.json): name the folder of a run") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {reason(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read {file}: it is not JSON ({reason(error)})") from None
     if not isinstance(table, dict):
         raise UsageError(f"cannot read {file}: it is not a table of settings")
-    return Config().override(dict(_dotted(table)))
+    return _from_table(table, str(file))
 
 
 def run_of(path: Path) -> Path:
     """The run folder of `path`, which is the run folder itself or one of its checkpoints."""
-    path = path.resolve()
+    path = real_path(path)
     return path.parent.parent if path.parent.name == CHECKPOINTS else path
 
 
@@ -139,19 +148,48 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--set takes key=value, for example --set train.batch=64, not '{setting}'")
+            raise UsageError(f"--set takes key=value, for example --set train.batch=64, not {short(setting)}")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        result[key.strip()] = value
+            table = parse_toml(f"value = {text}")
+        except ValueError:
+            table = {}
+        result[key.strip()] = table["value"] if table.keys() == {"value"} else text.strip()
     return result
 
 
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def check(config: Config) -> None:
+    """Raise a `UsageError` for a number that no run can have, whatever the strategy and the model."""
+    train, cluster = config.train, config.cluster
+    for key in ("batch", "epochs", "steps", "test_samples", "checkpoint_every"):
+        _check_range(f"train.{key}", getattr(train, key), least=1 if key in ("batch", "epochs") else 0, most=2**31 - 1)
+    _check_range("train.threads", train.threads, least=0, most=MOST_THREADS)
+    _check_range("--seed", train.seed, least=0, most=2**31 - 1)
+    for key in ("nproc", "nodes"):
+        _check_range(f"--{key}", getattr(cluster, key), least=0, most=MOST_RANKS)
+    for size in config.compare.scale:
+        _check_range("a world size", size, least=1, most=MOST_RANKS)
+    if not 0 < train.timeout_s < 1e7:
+        raise UsageError(f"train.timeout_s must be a positive number of seconds, below 1e7, not {train.timeout_s}")
+
+
+def _check_range(name: str, value: int, *, least: int, most: int) -> None:
+    if not least <= value <= most:
+        limit = f"{least} or more" if value < least else f"at most {most}"
+        raise UsageError(f"{name} must be {limit}, not {short(value)}")
+
+
+def _from_table(table: Mapping[str, Any], source: str) -> Config:
+    try:
+        return Config().override(dict(_dotted(table)))
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "", levels: int = 3) -> Iterable[tuple[str, Any]]:
+    """Pairs of a dotted key and its value; a table below `cluster.changes.STEP` is a value."""
     for key, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
+        if isinstance(value, dict) and value and levels > 1:
+            yield from _dotted(value, f"{prefix}{key}.", levels - 1)
         else:
             yield f"{prefix}{key}", value
 
@@ -176,14 +214,14 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         return tuple(_convert(get_args(kind)[0], item, key) for item in items)
     if get_origin(kind) is Mapping:
         if not isinstance(value, Mapping):
-            raise UsageError(f'{key} takes a table, such as {{20 = "100Mbit"}}, not {value!r}')
+            raise UsageError(f'{key} takes a table, such as {{20 = "100Mbit"}}, not {short(value)}')
         return {name: _convert(get_args(kind)[1], item, key) for name, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if kind is int and isinstance(value, str) and value.strip().lstrip("-").isdigit():
+    if kind is int and isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value):
         return int(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UsageError(f"{key} takes a {kind.__name__}, not {value!r}")
+        raise UsageError(f"{key} takes {_WORDS[kind]}, not {short(value)}")
     return value

@@ -47,7 +47,7 @@ def build(model: str, data: str = "auto", *, seed: int = 0) -> Workload:
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator alone: torch.manual_seed would also reseed every CUDA device.
         torch.default_generator.manual_seed(seed)
-        made = spec.apply(call, MODELS.get(call.name))
+        made = spec.apply(call, MODELS.get(call.name, makes=(nn.Module, Blueprint, Workload)))
         if isinstance(made, Workload):
             if data != "auto":
                 raise UsageError(f"model '{call}' is a whole workload with its own data: leave '{data}' out")

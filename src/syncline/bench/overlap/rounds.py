@@ -15,6 +15,7 @@ from syncline.trace.merge.merge_ranks import merge
 
 LEAD = 3
 """Steps at the start of a turn that do not count."""
+_MOST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class Turns:
     """Maximum number of steps that count in a turn; the minimum is three."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.steps < 3:
-            raise UsageError(f"--rounds {self.rounds} --steps {self.steps}: use at least 1 round and 3 steps")
+        if not 1 <= self.rounds <= _MOST or not 3 <= self.steps <= _MOST:
+            raise UsageError(
+                f"--rounds {self.rounds} --steps {self.steps}: use at least 1 round and 3 steps, and at most {_MOST}"
+            )
         if not 0 < self.seconds < 1e6:
             raise UsageError(f"--seconds {self.seconds:g}: the seconds of a turn must be positive")
 

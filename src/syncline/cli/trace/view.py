@@ -13,7 +13,7 @@ from syncline.cli.app import new_app
 from syncline.cli.output import say
 from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_runs
 from syncline.errors import UsageError
-from syncline.files import write_text
+from syncline.files import real_path, write_text
 from syncline.report.figures import one_line, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
@@ -92,7 +92,7 @@ def _page(sources: Sequence[Trace], *, path: Path, steps: Steps | None, notes: S
         made = panel(source, label=label, limit=LIMIT // len(sources), steps=steps)
         panels.append(made.placed(label, index) if len(sources) > 1 else made)
     kind = sources[0].metadata.get("imported")
-    name = panels[0].label if len(panels) == 1 else path.resolve().name
+    name = panels[0].label if len(panels) == 1 else real_path(path).name
     title = f"{name}: timeline" + (f" of {kind}" if isinstance(kind, str) else "")
     shown = str(sources[0].path if len(sources) == 1 else path)
     return render_view(panels, title=one_line(title), source=shown, notes=notes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
+from syncline.files import open_regular, reason
 from syncline.trace.formats.json_stream import COMMAS, CUT, Limits, Window
 from syncline.trace.span import Span
 
@@ -44,14 +45,14 @@ class TraceFile:
         events up to there, and sets `cut`.
         """
         try:
-            with self.path.open("rb") as raw:
+            with open_regular(self.path) as raw:
                 packed = raw.read(2) == b"\x1f\x8b"
                 raw.seek(0)
                 # By content, not by name: a wrong file name would give a confusing error.
                 with gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw as data:
                     yield from self._read(Window(self.path, data, self.limits))
         except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
+            raise UsageError(f"cannot read {self.path}: {reason(error)}") from None
 
     def keep(self) -> None:
         """Count a record that stays in memory; `UsageError` if there are too many."""

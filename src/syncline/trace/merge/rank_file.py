@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from syncline.errors import UsageError
+from syncline.files import open_regular, parse_json, reason
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
@@ -62,7 +63,7 @@ def write_rank_file(part: Part, folder: Path, *, world_size: int) -> Path:
 
 def read_rank_file(path: Path) -> RankFile:
     """Read one rank's spans; `ValueError` where not even the head can be read."""
-    with path.open("rb") as raw:
+    with open_regular(path) as raw:
         lines = _lines(raw)
         head = _head(next(lines, None))
         spans: list[Span] = []
@@ -72,7 +73,7 @@ def read_rank_file(path: Path) -> RankFile:
             if text is None:
                 break
             try:
-                spans.append(Span.from_untrusted_row(head["rank"], _parse(text)))
+                spans.append(Span.from_untrusted_row(head["rank"], parse_json(text)))
             except ValueError as error:
                 problem = f"is broken in line {len(spans) + 2} ({error}): {len(spans)} spans are kept"
                 break
@@ -96,13 +97,10 @@ def merge_folder(folder: Path) -> Trace:
             continue
         rank = int(match[1])
         seen.add(rank)
-        if not path.is_file():  # reading a pipe would block
-            notes.append(f"{path.name} is not a regular file: rank {rank} is left out")
-            continue
         try:
             found = read_rank_file(path)
         except (ValueError, OSError) as error:
-            notes.append(f"{path.name} cannot be read ({error}): rank {rank} is left out")
+            notes.append(f"{path.name} cannot be read ({reason(error)}): rank {rank} is left out")
             continue
         if found.part.rank in files:
             notes.append(f"{path.name} holds rank {found.part.rank} again: it is left out")
@@ -145,7 +143,7 @@ def _lines(raw: BinaryIO) -> Iterator[str | None]:
 def _head(text: str | None) -> Mapping[str, Any]:
     if text is None:
         raise ValueError("the first line is missing")
-    head = _parse(text)
+    head = parse_json(text)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError(f"the first line does not say '{FORMAT}'")
     types = {"rank": int, "world_size": int, "host": str, "spans": int}
@@ -160,10 +158,3 @@ def _is_clock(value: Any) -> bool:
         return value is None
     numbers = all(type(number) in (int, float) and abs(number) < MAX_TIME_NS for number in value.values())
     return numbers and type(value["at"]) is int
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None

@@ -4,26 +4,27 @@ Every rank writes its file into `step-00000040.tmp`; after a barrier, rank 0 ren
 killed at any moment leaves the old checkpoint or the new one.
 """
 
+import errno
 import json
 import os
-import pickle
 import re
 import shutil
 import time
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from syncline.files import write_text
+from syncline.errors import short
+from syncline.files import open_regular, parse_json, read_text, reason, write_text
+from syncline.train.checkpoint.content import FORMAT, find_mistake
 
-FORMAT = 1
 KEPT = 2
 """Checkpoints that are kept; older ones are deleted."""
 _NAME = re.compile(r"step-(\d{8,})")
+_LOG = re.compile(r"rank(\d+)\.steps\.jsonl")
 _UNFINISHED = ".tmp"
 _ASIDE = ".aside"
 _VISIBLE_WITHIN_S = 30.0
@@ -73,23 +74,31 @@ def step_of(path: Path) -> int:
 def find_damage(path: Path) -> str | None:
     """A description of the damage to a checkpoint; None if all ranks' files exist and are unchanged."""
     try:
-        workers, rank = 1, 0
+        workers, rank, first = 1, 0, None
         while rank < workers:
-            with zipfile.ZipFile(path / f"rank{rank}.pt") as archive:
+            with open_regular(path / f"rank{rank}.pt") as file, zipfile.ZipFile(file) as archive:
+                # torch compresses nothing; what is compressed could have any size.
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                    return f"rank{rank}.pt is truncated or not a checkpoint"
                 broken = archive.testzip()
             if broken is not None:
                 return f"rank{rank}.pt has changed since it was written"
             content = read(path, rank, mapped=True)
             if content["format"] != FORMAT:
-                return f"rank{rank}.pt was written by another version of Syncline (format {content['format']})"
+                return f"rank{rank}.pt was written by another version of Syncline (format {short(content['format'])})"
             if content["step"] != step_of(path) or content["rank"] != rank:
-                return f"rank{rank}.pt is of step {content['step']}, rank {content['rank']}"
-            workers, rank = content["workers"], rank + 1
+                return f"rank{rank}.pt is of step {short(content['step'])}, rank {short(content['rank'])}"
+            if mistake := find_mistake(content):
+                return f"in rank{rank}.pt, {mistake}"
+            common = {key: content[key] for key in ("workers", "steps", "strategy", "train")}
+            if rank and common != first:
+                return f"rank{rank}.pt is not of the same run as rank0.pt"
+            first, workers, rank = common, content["workers"], rank + 1
     except FileNotFoundError:
         return f"rank{rank}.pt is missing"
     except OSError as error:
-        return f"rank{rank}.pt cannot be read: {error.strerror or error}"
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError):
+        return f"rank{rank}.pt cannot be read: {reason(error)}"
+    except Exception:  # whatever the readers of zip files and tensors say to bytes that are not theirs
         return f"rank{rank}.pt is truncated or not a checkpoint"
     return None
 
@@ -107,12 +116,54 @@ def remove_later(folder: Path, *, than: int) -> None:
 
 def cut_logs(folder: Path, *, rank: int, workers: int, after: int) -> None:
     """Remove the rows from step `after` on from the rank's step log; rank 0 also from those of ranks that are gone."""
-    for log in folder.glob("rank*.steps.jsonl"):
-        number = int(log.name.removeprefix("rank").partition(".")[0])
+    for log in step_logs(folder):
+        number = _rank_of(log)
         if number == rank or (rank == 0 and number >= workers):
-            # A process that was killed may have left an incomplete row.
-            lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
-            write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] < after), log)
+            try:
+                rows, _ = read_steps(log)
+            except (OSError, ValueError):
+                log.rename(log.with_name(log.name + _ASIDE))
+            else:
+                write_text("".join(f"{json.dumps(row)}\n" for row in rows if row["step"] < after), log)
+
+
+def step_logs(folder: Path) -> list[Path]:
+    """The ranks' step logs in a strategy's folder."""
+    return sorted((log for log in folder.glob("rank*.steps.jsonl") if _LOG.fullmatch(log.name)), key=_rank_of)
+
+
+def read_steps(log: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a step log, and the number of lines that are not rows; the last line may be incomplete.
+
+    `OSError` or `ValueError` if it is not a file of text. A link is not followed: its rows would be written elsewhere.
+    """
+    if log.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(log))
+    lines = read_text(log).split("\n")
+    if lines[-1] and not lines[-1].endswith("}"):  # the process was killed while it wrote
+        del lines[-1]
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    return rows, sum(1 for line in lines if line) - len(rows)
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    good = (
+        isinstance(row, dict)
+        and type(row.get("step")) is int
+        and isinstance(row.get("step_ms"), int | float)
+        and isinstance(row.get("loss"), int | float | None)
+    )
+    return row if good else None
+
+
+def _rank_of(log: Path) -> int:
+    match = _LOG.fullmatch(log.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _wait_for_files(files: list[Path]) -> None:

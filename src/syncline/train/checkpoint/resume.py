@@ -1,17 +1,16 @@
 """The choice of the checkpoint to resume from, and checks that the run can be resumed, before any rank starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
+from syncline.files import real_path, reason
 from syncline.results import file as results_file
 from syncline.train.checkpoint import files
-from syncline.train.config import CHECKPOINTS, Config, run_of
+from syncline.train.config import CHECKPOINTS, FIXED_SETTINGS, Config, run_of
 from syncline.train.strategies import load
-
-FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps")
-"""Settings of `train` that a resumed run cannot change."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,14 @@ class Resume:
     warnings: tuple[str, ...]
 
 
-def choose(path: Path, config: Config, *, workers: int) -> Resume:
-    """The newest undamaged checkpoint of the run folder `path`, or the checkpoint `path` itself."""
+def choose(path: Path, config: Config, *, workers: int, damaged: Mapping[Path, str] | None = None) -> Resume:
+    """The newest undamaged checkpoint of the run folder `path`, or the checkpoint `path` itself.
+
+    `damaged` are checkpoints that ranks could not load, and why.
+    """
     run = run_of(path)
-    newest, warnings = _undamaged(path, run)
+    newest, warnings = _undamaged(path, run, damaged or {})
+    warnings += _log_warnings(run)
     head = files.read(newest, 0, mapped=True)
     _check_settings(config, head, run)
     step, total = head["step"], config.train.epochs * head["steps"]
@@ -67,18 +70,32 @@ def check_resumable(config: Config, *, resumed: bool) -> None:
         )
 
 
-def _undamaged(path: Path, run: Path) -> tuple[Path, list[str]]:
+def _undamaged(path: Path, run: Path, damaged: Mapping[Path, str]) -> tuple[Path, list[str]]:
     warnings: list[str] = []
-    candidates = files.list_checkpoints(run / CHECKPOINTS) if path.resolve() == run else [path.resolve()]
+    candidates = files.list_checkpoints(run / CHECKPOINTS) if real_path(path) == run else [real_path(path)]
     if not candidates:
         raise UsageError(f"there is no checkpoint in {run}: only runs with --checkpoint-every N write them")
     for candidate in candidates:
-        problem = files.find_damage(candidate)
+        problem = damaged.get(candidate) or files.find_damage(candidate)
         if problem is None:
             return candidate, warnings
         warnings.append(f"checkpoint {candidate.name} is damaged ({problem}): an older one is used")
     also = ", and so are all newer ones" if len(candidates) > 1 else ""
     raise UsageError(f"checkpoint {candidate.name} in {run} is damaged ({problem}){also}: start again without --resume")
+
+
+def _log_warnings(run: Path) -> list[str]:
+    """One sentence for each step log that has lines which are not rows; they are left out."""
+    warnings = []
+    for log in (log for folder in sorted(run.glob("runs/*/")) for log in files.step_logs(folder)):
+        try:
+            _, odd = files.read_steps(log)
+        except (OSError, ValueError) as error:
+            warnings.append(f"{log.relative_to(run)} is damaged ({reason(error)}): it is set aside")
+        else:
+            if odd:
+                warnings.append(f"{log.relative_to(run)} is damaged: {odd} of its lines are not steps and are left out")
+    return warnings
 
 
 def _check_settings(config: Config, head: dict[str, Any], run: Path) -> None:

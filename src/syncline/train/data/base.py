@@ -60,16 +60,18 @@ class Source:
     tasks: tuple[str, ...]
     make: Callable[..., Data]
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Data:
+        return self.make(*args, **kwargs)
 
-DATA: Registry[Source] = Registry("data")
+
+DATA: Registry[Source] = Registry("data", instance=Source)
 
 
-def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]], Callable[..., Data]]:
+def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]], Source]:
     """Decorator: register `make` as the data set `name`, which serves `tasks`."""
 
-    def add(make: Callable[..., Data]) -> Callable[..., Data]:
-        DATA.register(name)(Source(tasks, make))
-        return make
+    def add(make: Callable[..., Data]) -> Source:
+        return DATA.register(name)(Source(tasks, make))
 
     return add
 

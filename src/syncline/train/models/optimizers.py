@@ -18,7 +18,7 @@ Parameters = Iterable[nn.Parameter] | Iterable[Tensor] | Iterable[dict[str, Any]
 def load_optimizer(text: str, parameters: Parameters) -> optim.Optimizer:
     """The optimizer of a spec over `parameters`; `package.module:Class(lr=0.1)` is the user's own."""
     call = spec.parse_one(text)
-    make = OPTIMIZERS.get(call.name)
+    make = OPTIMIZERS.get(call.name, makes=(optim.Optimizer,))
     try:
         made = spec.apply(call, make, list(parameters))
     except UsageError:

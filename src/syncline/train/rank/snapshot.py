@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.codecs.state import derive, reshard
-from syncline.errors import UsageError
+from syncline.errors import DamagedCheckpoint, PeerError, UsageError
+from syncline.files import reason
 from syncline.train.checkpoint import files
+from syncline.train.checkpoint.content import FORMAT
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
 from syncline.train.rank.loop import Loop
@@ -32,7 +34,7 @@ class Snapshots:
         """Write a checkpoint after the last step of `history`; all ranks call this together."""
         rank, workers, phases = loop.context.rank, loop.context.workers, loop.workload.phases
         content: dict[str, Any] = {
-            "format": files.FORMAT,
+            "format": FORMAT,
             "step": len(history.losses),
             "rank": rank,
             "workers": workers,
@@ -51,7 +53,20 @@ class Snapshots:
         files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))
 
     def restore(self, loop: Loop, path: Path) -> History:
-        """Load the checkpoint, prepare the folder for the next ones, and return the history."""
+        """Load the checkpoint, prepare the folder for the next ones, and return the history.
+
+        One that does not fit the model, its optimizer or its strategy is a `DamagedCheckpoint`.
+        """
+        try:
+            history = self._load(loop, path)
+        except (UsageError, PeerError, dist.DistError):
+            raise
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DamagedCheckpoint(f"its state cannot be loaded: {reason(error)}") from error
+        _barrier(loop)
+        return history
+
+    def _load(self, loop: Loop, path: Path) -> History:
         rank, workers = loop.context.rank, loop.context.workers
         head = files.read(path, 0)
         if head["steps"] != loop.steps:
@@ -62,14 +77,17 @@ class Snapshots:
         own = head if rank == 0 or not same_world else files.read(path, rank)
         parts = [own] if same_world else [files.read(path, r, mapped=True) for r in range(head["workers"])]
         for i, phase in enumerate(loop.workload.phases):
-            _copy(dict(phase.module.named_parameters()), head["parameters"][i], path)
-            _copy(dict(phase.module.named_buffers()), own["buffers"][i], path)
+            _copy(dict(phase.module.named_parameters()), head["parameters"][i])
+            _copy(dict(phase.module.named_buffers()), own["buffers"][i])
             loop.optimizers[i].load_state_dict(head["optimizers"][i])
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]
                 # Gradients are averaged, so the mean of the residuals is kept, whatever the number of ranks.
                 state = states[0] if same_world else reshard(states, workers, keep="mean")[rank]
-                loop.synchronisers[i].load_state_dict(state)
+                try:
+                    loop.synchronisers[i].load_state_dict(state)
+                except UsageError as error:
+                    raise DamagedCheckpoint(f"its state is not of '{self.strategy}': {error}") from None
         history = History.from_tensors([part["history"] for part in parts])
         history.resumed_at.append(step)
         if rank == 0:
@@ -78,7 +96,6 @@ class Snapshots:
             set_random_state(own["random"], loop.device)
         else:
             seed_all(derive("resume", loop.train.seed, rank, step))
-        _barrier(loop)
         return history
 
 
@@ -88,11 +105,11 @@ def _barrier(loop: Loop) -> None:
 
 
 @torch.no_grad()
-def _copy(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: Path) -> None:
+def _copy(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copy in place, because wrappers and optimizers hold these tensors."""
     for name in sorted(live.keys() | saved.keys()):
         if name not in live or name not in saved or live[name].shape != saved[name].shape:
-            raise UsageError(f"the model has changed since {path}: '{name}' is missing or has another shape")
+            raise DamagedCheckpoint(f"it is not of this model: '{name}' is missing or has another shape")
         live[name].copy_(saved[name])
 
 

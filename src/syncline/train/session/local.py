@@ -4,13 +4,14 @@ A run that crashes becomes a row that says so; the results of the runs before it
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from syncline._compat import FileStore
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, Report, run_ranks, warm_up
-from syncline.errors import RankFailure, UsageError
+from syncline.errors import DamagedCheckpoint, RankFailure, UsageError
 from syncline.results.schema import Results
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
@@ -27,10 +28,29 @@ def run_local(
     config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None = None
 ) -> tuple[Path, Results]:
     """Run the session, or resume the run in the folder `resume`; returns the run folder and the results."""
+    damaged: dict[Path, str] = {}
+    while True:
+        try:
+            return _session(config, out=out, watcher=watcher, resume=resume, damaged=damaged)
+        except _CannotResume as error:
+            damaged[error.checkpoint] = str(error)
+
+
+class _CannotResume(Exception):
+    """The ranks cannot load a checkpoint, which seemed undamaged; the message says why."""
+
+    def __init__(self, checkpoint: Path, why: str) -> None:
+        super().__init__(why)
+        self.checkpoint = checkpoint
+
+
+def _session(
+    config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None, damaged: Mapping[Path, str]
+) -> tuple[Path, Results]:
     nodes = config.cluster.nodes
     runs = list_runs(config, world_size=local_world_size(config))
     check_resumable(config, resumed=resume is not None)
-    chosen = None if resume is None else choose(resume, config, workers=runs[0].workers)
+    chosen = None if resume is None else choose(resume, config, workers=runs[0].workers, damaged=damaged)
     for size in config.compare.scale if nodes else ():
         if size > nodes and size % nodes:
             raise UsageError(f"{size} ranks do not divide over {nodes} nodes: leave {size} out of --scale")
@@ -42,8 +62,10 @@ def run_local(
             links = LinkSchedule(cluster, config, first_step=0 if chosen is None else chosen.step)
             try:
                 ended = _run(run, config, folder, cluster=cluster, links=links, watcher=watcher, resume=chosen)
-            except UsageError:
+            except UsageError as error:
                 output.discard_if_empty()
+                if chosen is not None and isinstance(error, DamagedCheckpoint):
+                    raise _CannotResume(chosen.checkpoint, str(error)) from error
                 raise
             output.end(run, folder, ended, nodes=nodes if cluster is not None else 1, link_changes=links.applied)
     return output.folder.path, output.results

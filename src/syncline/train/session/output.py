@@ -1,7 +1,7 @@
 """The output of a session: a row of `results.json` and a trace for every run, saved as soon as the run ends."""
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import syncline
 from syncline.cluster.nodes import Cluster
 from syncline.errors import RankFailure
+from syncline.files import reason
 from syncline.results.schema import SCHEMA, LinkChange, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import TRACE
 from syncline.trace.merge.merge_ranks import Trace, merge
+from syncline.train.checkpoint.files import read_steps
 from syncline.train.checkpoint.resume import Resume
 from syncline.train.config import Config, run_of
 from syncline.train.rank.record import RankRecord
@@ -108,7 +110,11 @@ class SessionOutput:
         else:
             network = self.results["network"]
             # Links that changed do not have one bandwidth.
-            trace = _write_trace(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
+            trace = _merged(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
+            try:
+                write_chrome_trace(trace, trace.path)
+            except OSError as error:  # the figures of the run are worth more than its trace
+                self._warn(f"{run.strategy}: the trace cannot be written to {trace.path}: {reason(error)}")
             row = assemble(run.strategy, ended, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
             dropped = sum(record.spans_dropped for record in ended)
             if dropped:
@@ -121,20 +127,22 @@ class SessionOutput:
         self.folder.save(self.results, new_trace=trace)
         self._watcher.end(run, row)
 
+    def _warn(self, text: str) -> None:
+        self.results["warnings"].append(text)
+        self._watcher.note(text)
+
     def discard_if_empty(self) -> None:
         """Undo everything if no run has ended: the folder is removed, an earlier run moves back."""
         if not self.results["runs"]:
             self.folder.discard()
 
 
-def _write_trace(run: RunSpec, records: Sequence[RankRecord], folder: Path, *, bandwidth: int | None) -> Trace:
+def _merged(run: RunSpec, records: Sequence[RankRecord], folder: Path, *, bandwidth: int | None) -> Trace:
     trace = replace(merge([record.part for record in records]), path=folder / TRACE)
     metadata = {"strategy": run.strategy, "world_size": run.workers, "backend": records[0].backend}
     optional = {"prediction_ms": records[0].prediction_ms, "bandwidth": bandwidth}
     known = {key: value for key, value in optional.items() if value is not None}
-    trace = replace(trace, metadata={**metadata, "notes": trace.notes, **trace.metadata, **known})
-    write_chrome_trace(trace, trace.path)
-    return trace
+    return replace(trace, metadata={**metadata, "notes": trace.notes, **trace.metadata, **known})
 
 
 def _crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, Any]:
@@ -147,9 +155,8 @@ def _crashed_row(run: RunSpec, failure: RankFailure, folder: Path) -> dict[str, 
         "servers": run.servers,
         "batch": run.train.batch,
     }
-    log = folder / "rank0.steps.jsonl"
-    if log.exists():
-        steps = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+    with suppress(OSError, ValueError):
+        steps, _ = read_steps(folder / "rank0.steps.jsonl")
         row["loss"] = [step["loss"] for step in steps]
         row["step_ms_series"] = [step["step_ms"] for step in steps]
     return row

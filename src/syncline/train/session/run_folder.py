@@ -4,12 +4,13 @@ import itertools
 import json
 import re
 import shutil
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.files import write_text
+from syncline.files import read_text, real_path, write_text
 from syncline.report.html import write_html
 from syncline.results import file as results_file
 from syncline.results.schema import Results
@@ -30,7 +31,9 @@ class RunFolder:
         """Whether an earlier run is resumed here. Its files stay until newer ones replace them."""
         if path is not None and reopen:
             self.path = path
-            self._before = {n: (path / n).read_text() for n in _DESCRIPTIONS if (path / n).exists()}
+            for name in _DESCRIPTIONS:
+                with suppress(OSError, ValueError):  # new ones replace them; a damaged one is no loss
+                    self._before[name] = read_text(path / name)
         else:
             self.path = _fresh(label) if path is None else self._claim(path)
         (self.path / "runs").mkdir(exist_ok=True)
@@ -67,7 +70,7 @@ class RunFolder:
         write_html(results, self.path / "report.html", new_trace=new_trace)
 
     def _claim(self, path: Path) -> Path:
-        path = path.resolve()
+        path = real_path(path)
         try:
             if path.exists() and not path.is_dir():
                 raise UsageError(f"--out {path} is a file: name a folder")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from syncline.errors import UsageError
-from syncline.train.config import Config, Train
+from syncline.train.config import MOST_RANKS, Config, check
 from syncline.train.rank.worker import RunSpec
 from syncline.train.session.link_changes import parse_changes
 from syncline.train.strategies import load
@@ -14,13 +14,11 @@ def list_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[R
 
     If the world size is `fixed` (by a launcher), aggregators are some of its ranks; otherwise they are added to it.
     """
-    _check_numbers(config.train)
+    check(config)
     parse_changes(config)
     if not config.compare.strategies:
         raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
     sizes = config.compare.scale or (world_size,)
-    if min(sizes) < 1:
-        raise UsageError(f"a world size must be at least 1, not {min(sizes)}")
     runs = [_run_spec(config, name, size, fixed=fixed) for name in config.compare.strategies for size in sizes]
     return list(dict.fromkeys(runs))
 
@@ -28,24 +26,11 @@ def list_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[R
 def local_world_size(config: Config) -> int:
     """The number of worker ranks on this machine."""
     nodes, nproc = config.cluster.nodes, config.cluster.nproc or config.cluster.nodes or 4
-    if min(nodes, nproc, config.cluster.nproc) < 0:
-        raise UsageError("--nproc and --nodes must be positive")
     if nodes and nproc % nodes:
         raise UsageError(
             f"{nproc} ranks do not divide over {nodes} nodes: use --nproc {max(1, nproc // nodes) * nodes}"
         )
     return nproc
-
-
-def _check_numbers(train: Train) -> None:
-    for key in ("batch", "epochs", "steps", "threads", "test_samples", "checkpoint_every"):
-        least = 1 if key in ("batch", "epochs") else 0
-        if getattr(train, key) < least:
-            raise UsageError(f"train.{key} must be {least} or more, not {getattr(train, key)}")
-    if not 0 <= train.seed < 2**31:
-        raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {train.seed}")
-    if not 0 < train.timeout_s < 1e7:
-        raise UsageError(f"train.timeout_s must be a positive number of seconds, not {train.timeout_s}")
 
 
 def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
@@ -61,6 +46,8 @@ def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
     workers = 1 if strategy.alone else size - strategy.servers if fixed else size
     if workers < 1:
         raise UsageError(f"'{name}' needs workers besides its {strategy.servers} aggregators: start more ranks")
+    if not fixed and strategy.servers > MOST_RANKS - workers:
+        raise UsageError(f"'{name}' with {workers} workers: use 1 to {MOST_RANKS - workers} servers")
     if not strategy.alone and size == 1 and not config.compare.scale:
         raise UsageError(f"'{name}' synchronises at least two ranks: use --nproc 2 or more, or the strategy 'single'")
     if train.batch % workers:

@@ -17,7 +17,7 @@ from typing import Any
 
 from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
 from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
-from syncline.errors import RankFailure, UsageError
+from syncline.errors import DamagedCheckpoint, RankFailure, UsageError
 from syncline.results.schema import Results
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
@@ -69,6 +69,12 @@ def run_launched(
                     resume=chosen,
                 )
                 _run_child(assignment, number, store=prefix, launcher=launcher, watcher=watcher)
+        except DamagedCheckpoint as error:
+            if output is not None:
+                output.discard_if_empty()
+            assert chosen is not None
+            fix = f"name another one, --resume {chosen.checkpoint.parent}/step-N"
+            raise UsageError(f"checkpoint {chosen.checkpoint.name} is damaged ({error}): {fix}") from None
         except UsageError:
             if output is not None:
                 output.discard_if_empty()

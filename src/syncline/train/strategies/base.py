@@ -131,7 +131,7 @@ class RingTrafficStrategy(Strategy):
 def load(text: str) -> Strategy:
     """The strategy of a spec such as `ddp-powersgd(rank=4)`."""
     call = parse_one(text)
-    made = apply(call, STRATEGIES.get(call.name))
+    made = apply(call, STRATEGIES.get(call.name, makes=(Strategy,)))
     if not isinstance(made, Strategy):
         raise UsageError(f"'{text}' gives a {type(made).__name__}: a subclass of Strategy is needed")
     return made
