@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo why-slow docs check test test-all format clean
+.PHONY: setup demo why-slow docs check test test-all chaos format clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,12 @@ test: check
 # The same with the full tables: every model under every strategy, every number of ranks.
 test-all:
 	$(MAKE) test FULL=--full
+
+# Faults at random moments that SEED decides, and a soak of SOAK seconds; the table of what happened is committed.
+SEED ?= 0
+SOAK ?= 30
+chaos: setup
+	$(BIN)/python -m pytest tests/chaos --chaos --seed $(SEED) --soak $(SOAK) --record benchmarks/results/chaos.json
 
 format: setup
 	$(BIN)/ruff format src tests

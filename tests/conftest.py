@@ -1,4 +1,4 @@
-"""Settings for all tests: threads, the markers `full`, `alone` and `gpu`, workers, and no skipped tests in CI."""
+"""Settings for all tests: threads, markers (`full`, `chaos`, `alone`, `gpu`), workers, and no skipped tests in CI."""
 
 import os
 import re
@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMESPACES = (
+    "tests/chaos/",
     "tests/cluster/",
     "tests/cli/test_compare.py",
     "tests/cli/test_faults.py",
@@ -35,15 +36,20 @@ _skipped: list[str] = []
 
 
 def pytest_addoption(parser):
+    parser.addoption("--chaos", action="store_true", help="run the whole chaos set (marker 'chaos')")
+    parser.addoption("--seed", type=int, default=0, help="of the random choices of chaos tests")
+    parser.addoption("--soak", type=float, default=30, help="seconds of the soak among the chaos tests")
+    parser.addoption("--record", help="a file for the table of faults, as JSON")
     parser.addoption("--full", action="store_true", help="run the full tables too (marker 'full')")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave `full` tests out unless asked for."""
-    if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
+    """Leave `full` and `chaos` tests out unless asked for."""
+    for marker in ("full", "chaos"):
+        if not config.getoption(f"--{marker}"):
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(optionalhook=True)

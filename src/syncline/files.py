@@ -1,4 +1,4 @@
-"""Reading and writing files. Only regular files are read, and a written file is replaced as a whole.
+"""Reading and writing files. Only regular files are read; a written file is replaced as a whole; errors name the file.
 
 A pipe, a device, a socket or a folder in the place of a file is an `OSError` at once: opening it could block for ever.
 """
@@ -9,6 +9,8 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -91,17 +93,35 @@ def write_text(text: str, path: Pathname) -> None:
     """Replace the content of `path` atomically, through a temporary file beside it. Creates missing folders."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    with writing(target):
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes it private, but colleagues read plans and reports
+            os.replace(temporary, target)  # noqa: PTH105 - the atomic move, by its own name
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: Pathname) -> Iterator[None]:
+    """An operating-system error in this block names `path`: a full disk is noticed by open files, which do not.
+
+    `torch.save` hides such an error behind one of its own.
+    """
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes it private, but colleagues read plans and reports
-        os.replace(temporary, target)  # noqa: PTH105 - the atomic move, by its own name
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield
+    except (OSError, RuntimeError) as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, OSError):
+            found = found.__cause__ or found.__context__
+        if found is None or found.errno is None:
+            raise
+        raise OSError(found.errno, found.strerror, os.fspath(path)) from error
 
 
 def _regular(descriptor: int, path: Pathname) -> int:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from command import Command, results
-from forked import Forked, call
+from forked import Forked, call, launched
 
 SMALL = ("--model", "mlp", "--batch", "8", "--steps", "4", "--nproc", "2", "--set", "train.test_samples=8")
 
@@ -63,6 +63,30 @@ def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
     assert time.monotonic() - began < 30
     assert command.left() == []
     assert [run["strategy"] for run in results(tmp_path / "run")["runs"]] == ["single"]
+
+
+def test_launched_rank_that_stops_answering_is_named_by_the_others(tmp_path):
+    """As a host that vanishes: nobody closes a connection, and the launcher notices nothing."""
+    args = ("train", "--strategy", "all-reduce", *SMALL[:-4], "--out", "run", "--set", "train.timeout_s=3")
+    ranks = launched(*args, ranks=4, cwd=tmp_path)
+    lost = ranks[1].process.pid
+    try:
+        ranks[0].wait_for("(4 ranks) ...")
+        os.kill(lost, signal.SIGSTOP)
+        began = time.monotonic()
+        for rank in (ranks[0], ranks[2], ranks[3]):
+            rank.finish(timeout=40)
+            assert rank.code == 1, rank.err
+            assert f"pid {lost}) is stopped (SIGSTOP or a debugger)" in rank.err
+            assert "Traceback" not in rank.err
+        assert time.monotonic() - began < 30
+    finally:
+        os.kill(lost, signal.SIGKILL)
+        ranks[1].finish()
+    (crash,) = results(tmp_path / "run")["runs"]
+    assert crash["error"]["rank"] == 1
+    assert crash["error"]["summary"].startswith("PeerError: waiting for the other ranks: rank 1 ")
+    assert ranks[0].left() == []
 
 
 def test_killed_parent_leaves_no_rank(tmp_path):

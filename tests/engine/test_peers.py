@@ -187,6 +187,30 @@ def test_two_groups_in_one_process_are_separate_and_leave_no_thread():
     assert _threads() == []
 
 
+def test_a_rank_without_heartbeats_is_silent_and_one_that_left_is_not():
+    store = dist.HashStore()
+    watching, other = (Peers(store, rank=rank, world=2, timeout=0.3, global_ranks=[4, 7]) for rank in range(2))
+
+    def silent(seconds):
+        until = time.monotonic() + seconds
+        while not (found := watching.silent()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    assert silent(5) == [7], "it never sent one"
+    other.start()
+    time.sleep(0.1)
+    watching._looked_at = -1.0
+    assert silent(0.8) == []
+    other._stop.set()  # as if its host had vanished
+    assert silent(5) == [7]
+    other.leave()
+    watching._looked_at = -1.0
+    assert silent(0.8) == []
+    other.close()
+    watching.close()
+
+
 def test_heartbeats_continue_while_another_user_of_the_connection_blocks():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     peers = Peers(store, rank=0, world=1, timeout=1, period=0.02)

@@ -12,11 +12,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from syncline import trust
-from syncline.errors import UsageError, unknown
+from syncline.errors import PeerError, UsageError, unknown
 from syncline.report.figures import printable
 
 _LONGEST_LINE = 4000
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_HINTS = {
+    **dict.fromkeys(_DISK_FULL, "; free some space, then start again, or train --resume RUN if it has checkpoints"),
+    errno.EROFS: "; choose a folder that can be written",
+}
 # Typer's error for wrong arguments. Some versions of Typer take it from click, others bring their own.
 _ArgumentError: Any = typer.BadParameter.__mro__[1]
 
@@ -105,6 +109,9 @@ def _reported_errors() -> Iterator[None]:
     except UsageError as error:
         _complain(error)
         raise typer.Exit(2) from None
+    except PeerError as error:
+        _complain(f"{error}; what had finished is kept")
+        raise typer.Exit(1) from None
     except _ArgumentError as error:
         _complain(f"{_message(error)}; see {error.ctx.command_path} --help")
         raise typer.Exit(2) from None
@@ -119,7 +126,8 @@ def _reported_errors() -> Iterator[None]:
         if error.filename is None and error.errno not in _DISK_FULL:
             raise
         place = "" if error.filename is None else f"'{os.fsdecode(error.filename)}': "
-        _complain(f"{place}{error.strerror or error}")
+        hint = _HINTS.get(error.errno or 0, "")
+        _complain(f"{place}{error.strerror or error}{hint}")
         raise typer.Exit(2) from None
 
 

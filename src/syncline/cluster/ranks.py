@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -218,8 +219,9 @@ def _main(
     except BaseException as error:
         summary = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         sender.send(("error", time.monotonic_ns(), summary, traceback.format_exc()))
-        traceback.print_exc()
-        sys.stderr.flush()
+        with suppress(OSError):  # the log's disk may be full
+            traceback.print_exc()
+            sys.stderr.flush()
         sender.close()
         os._exit(1)
     sender.close()

@@ -203,7 +203,7 @@ def _late(doing: str, seen: Observation) -> str:
     beat = seen.last
     if beat is None or not seen.advanced:
         at = f" at '{beat.doing}'" if beat else ""
-        return f"is alive but sends no heartbeat{at}: its process runs (native code that holds the GIL?)"
+        return f"is alive but sends no heartbeat{at}: its process runs (native code that holds the GIL, or no network?)"
     if beat.failed or not _is_before(beat.doing, doing):
         return ""
     guess = "and makes progress (slow?)" if seen.progressed else "(stuck in user code?)"

@@ -77,6 +77,8 @@ class Peers:
         self._alarm: Diagnosis | None = None
         self._failed = False
         self._end: str | None = None
+        self._looked_at = -1.0  # when `silent` last read the heartbeats
+        self._last_beats: dict[int, tuple[int, float]] = {}  # by rank: the counter, and when it last advanced
         self._diagnosing = threading.Lock()
         self._diagnosis: Diagnosis | None = None
         self._stop = threading.Event()
@@ -101,6 +103,26 @@ class Peers:
             return None
         likely = f": rank {self._holder} (it holds the store) is likely lost" if self._holder is not None else ""
         return f"the store does not answer ({reason}){likely}"
+
+    def silent(self) -> list[int]:
+        """Ranks (global) that sent no new heartbeat for longer than the timeout, and did not leave.
+
+        As calls of this method have seen it, so call it repeatedly while waiting; it reads the store once a period.
+        """
+        now = time.monotonic()
+        if now - self._looked_at >= self._period and self._store_error is None:
+            self._looked_at = now
+            try:
+                beats = _call_with_timeout(self.timeout, self._read_all)
+            except (RuntimeError, TimeoutError) as error:
+                self._store_error = _short(error)
+                return []
+            for rank in self._others:
+                beat = beats.get(rank)
+                count = beat.count if beat else 0
+                if (beat and beat.end is not None) or count != self._last_beats.get(rank, (-1, now))[0]:
+                    self._last_beats[rank] = (count, time.monotonic())
+        return [self._global[rank] for rank, (_, at) in self._last_beats.items() if now - at > self.timeout]
 
     def raise_alarm(self, text: str, *, ranks: Sequence[int] = (), kind: str = LOST) -> None:
         """Tell all ranks that the exchange has failed; the first alarm counts. `ranks` are global."""

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from syncline.files import writing
+
 Event = dict[str, Any]
 
 _CHUNK = 4096
@@ -59,6 +61,7 @@ def write_events(events: Iterable[Event], path: Path, *, head: Mapping[str, Any]
     try:
         # Without a name and a time in it, the same events give the same compressed file.
         with (
+            writing(path),
             part.open("wb") as raw,
             gzip.GzipFile("", "wb", 6, raw, 0) if path.suffix == ".gz" else nullcontext(raw) as file,
         ):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from syncline.errors import UsageError
-from syncline.files import open_regular, parse_json, reason
+from syncline.files import open_regular, parse_json, reason, writing
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
@@ -53,11 +53,15 @@ def write_rank_file(part: Part, folder: Path, *, world_size: int) -> Path:
         "spans": len(part.spans),
     }
     temporary = path.with_name(path.name + ".part")
-    with gzip.open(temporary, "wt", encoding="utf-8", compresslevel=6) as file:
-        file.write(json.dumps(head) + "\n")
-        for span in part.spans:
-            file.write(json.dumps(span.to_row()) + "\n")
-    temporary.replace(path)
+    try:
+        with writing(path), gzip.open(temporary, "wt", encoding="utf-8", compresslevel=6) as file:
+            file.write(json.dumps(head) + "\n")
+            for span in part.spans:
+                file.write(json.dumps(span.to_row()) + "\n")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return path
 
 

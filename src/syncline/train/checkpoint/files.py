@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from syncline.errors import short
-from syncline.files import open_regular, parse_json, read_text, reason, write_text
+from syncline.files import open_regular, parse_json, read_text, reason, write_text, writing
 from syncline.train.checkpoint.content import FORMAT, find_mistake
 
 KEPT = 2
@@ -35,7 +35,8 @@ def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, bar
     final = folder / f"step-{content['step']:08d}"
     unfinished = final.with_name(final.name + _UNFINISHED)
     unfinished.mkdir(parents=True, exist_ok=True)
-    with (unfinished / f"rank{rank}.pt").open("wb") as file:
+    part = unfinished / f"rank{rank}.pt"
+    with writing(part), part.open("wb") as file:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -103,10 +104,15 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def remove_later(folder: Path, *, than: int) -> None:
-    """Before resuming from step `than`: delete unfinished checkpoints and set later ones aside."""
+def remove_unfinished(folder: Path) -> None:
+    """Delete checkpoints that were not written to the end; on a full disk, others need their space."""
     for path in folder.glob(f"step-*{_UNFINISHED}"):
         shutil.rmtree(path)
+
+
+def remove_later(folder: Path, *, than: int) -> None:
+    """Before resuming from step `than`: delete unfinished checkpoints and set later ones aside."""
+    remove_unfinished(folder)
     for path in list_checkpoints(folder):
         if step_of(path) > than:
             aside = path.with_name(path.name + _ASIDE)

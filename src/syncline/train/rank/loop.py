@@ -11,7 +11,6 @@ for each phase of the workload (one; two for a GAN):
 every `checkpoint_every` steps, and at the end: a checkpoint, with nothing in flight
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncline.files import open_log
 from syncline.train.checkpoint.history import History
 from syncline.train.config import Train
 from syncline.train.data.sampler import Sampler
@@ -69,7 +67,7 @@ class Loop:
         first_counted = max(first, min(first + warm_up, total - 2))
         before = after = None
         going = True
-        with os.fdopen(open_log(self.log.path, append=bool(first)), "w", encoding="utf-8") as file:
+        with self.log.open(append=first > 0) as file:
             for epoch in range(first // self.steps, self.train.epochs):
                 started = time.perf_counter() - history.epoch_s
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):

@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from torch import Tensor
 
+from syncline.files import open_log, writing
 from syncline.trace import Recorder
 from syncline.trace.analysis.timeline import partition
 from syncline.trace.span import STEP
@@ -64,6 +67,20 @@ class StepLog:
         self._live = LivePhases()
         self._pending: list[tuple[int, Tensor]] = []
 
+    @contextmanager
+    def open(self, *, append: bool) -> Iterator[TextIO]:
+        """The file for `write`. Errors name it; on a full disk, closing fails again, and that error is of no use."""
+        with writing(self.path):
+            file = os.fdopen(open_log(self.path, append=append), "w", encoding="utf-8")
+        try:
+            yield file
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            raise
+        with writing(self.path):
+            file.close()
+
     def add(self, step: int, loss: Tensor) -> None:
         """A step was issued; it is written later, because its loss may still be computed on a GPU."""
         self._pending.append((step, loss))
@@ -93,7 +110,8 @@ class StepLog:
                 "syncs_per_s": round(self._phases / seconds, 4) if self._synchronised_bytes else 0.0,
                 "synchronised_bytes": self._synchronised_bytes,
             }
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            with writing(self.path):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
             message = {"step": step, "epoch": epoch + 1, "loss": value, "step_ms": step_ms}
             self._progress({**message, "phases": live.get(step)})

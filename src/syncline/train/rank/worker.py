@@ -1,6 +1,7 @@
 """The main function of one rank: join the other ranks, build the workload, train or aggregate, and report."""
 
 import socket
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -184,7 +185,10 @@ def _train(
             cut_logs(folder, rank=rank, workers=workers, after=assignment.first_step)
         network = loop.run(history)
         if rank == 0:
-            keep_plans(synchronisers, folder, strategy=run.strategy)
+            try:
+                keep_plans(synchronisers, folder, strategy=run.strategy)
+            except OSError as error:  # a full disk must not cost a finished training
+                print(f"the plan is not kept: {error}", file=sys.stderr)
         return {"history": history, "network": network, "prediction_ms": predicted_ms(synchronisers)}
 
 

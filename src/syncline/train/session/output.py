@@ -15,9 +15,9 @@ from syncline.results.schema import SCHEMA, LinkChange, Results
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import TRACE
 from syncline.trace.merge.merge_ranks import Trace, merge
-from syncline.train.checkpoint.files import read_steps
+from syncline.train.checkpoint.files import read_steps, remove_unfinished
 from syncline.train.checkpoint.resume import Resume
-from syncline.train.config import Config, run_of
+from syncline.train.config import CHECKPOINTS, Config, run_of
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import RunSpec
 from syncline.train.session.assemble import assemble
@@ -107,25 +107,30 @@ class SessionOutput:
         trace = None
         if isinstance(ended, RankFailure):
             row = _crashed_row(run, ended, folder)
+            with suppress(OSError):
+                remove_unfinished(self.folder.path / CHECKPOINTS)
         else:
             network = self.results["network"]
             # Links that changed do not have one bandwidth.
             trace = _merged(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
-            try:
-                write_chrome_trace(trace, trace.path)
-            except OSError as error:  # the figures of the run are worth more than its trace
-                self._warn(f"{run.strategy}: the trace cannot be written to {trace.path}: {reason(error)}")
             row = assemble(run.strategy, ended, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
             dropped = sum(record.spans_dropped for record in ended)
             if dropped:
                 self.results["warnings"].append(
                     f"{run.strategy}: the recorder was full, its trace and shares lack {dropped} early spans"
                 )
+            try:
+                write_chrome_trace(trace, trace.path)
+            except OSError as error:  # the figures of the run are worth more than its trace
+                self._warn(f"{run.strategy}: the trace cannot be written to {trace.path}: {reason(error)}")
+                trace = None
         if link_changes is not None:
             row["link_changes"] = link_changes
         self.results["runs"].append(row)  # type: ignore[arg-type]
-        self.folder.save(self.results, new_trace=trace)
-        self._watcher.end(run, row)
+        try:
+            self.folder.save(self.results, new_trace=trace)
+        finally:
+            self._watcher.end(run, row)  # what cannot be saved is at least shown
 
     def _warn(self, text: str) -> None:
         self.results["warnings"].append(text)

@@ -17,17 +17,16 @@ from typing import Any
 
 from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
 from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
-from syncline.errors import DamagedCheckpoint, RankFailure, UsageError
+from syncline.errors import DamagedCheckpoint, PeerError, RankFailure, UsageError
 from syncline.results.schema import Results
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.checkpoint.resume import Resume, check_resumable, choose
 from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
+from syncline.train.session.meeting import Meeting
 from syncline.train.session.output import SessionOutput, Watcher
 from syncline.train.session.runs import list_runs
-
-_POLL_S = 0.05
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -45,45 +44,76 @@ def run_launched(
     runs = list_runs(config, world_size=launcher.world_size, fixed=True)
     check_resumable(config, resumed=resume is not None)
     store = _join_store(launcher, timeout_s=config.train.timeout_s)
-    chosen = None if resume is None else _agree_on_checkpoint(store, resume, config, runs[0].workers, launcher)
-    output = None
-    if launcher.rank == 0:
-        note = "--nodes has no effect here: the launcher decides on nodes and links" if config.cluster.nodes else None
-        output = SessionOutput(config, out=out, watcher=watcher, note=note, resume=chosen)
-        if "SYNCLINE_NODE" in os.environ:
-            output.results["network"] |= {"emulated": True, "nodes": launcher.nodes}
-    for number, run in enumerate(runs):
-        prefix = PrefixStore(_prefix(number), store)
-        if output is not None:
-            prefix.set("folder", str(output.begin(run).absolute()))
-        folder = Path(prefix.get("folder").decode())
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            if launcher.rank < run.ranks:
-                assignment = Assignment(
-                    run=run,
-                    folder=folder,
-                    count_network="SYNCLINE_NODE" in os.environ and run.workers > 1 and launcher.local_world_size == 1,
-                    cores=max(1, available_cores() * run.ranks // min(run.ranks, launcher.local_world_size)),
-                    launched_ns=time.perf_counter_ns(),
-                    resume=chosen,
-                )
-                _run_child(assignment, number, store=prefix, launcher=launcher, watcher=watcher)
-        except DamagedCheckpoint as error:
-            if output is not None:
-                output.discard_if_empty()
-            assert chosen is not None
-            fix = f"name another one, --resume {chosen.checkpoint.parent}/step-N"
-            raise UsageError(f"checkpoint {chosen.checkpoint.name} is damaged ({error}): {fix}") from None
-        except UsageError:
-            if output is not None:
-                output.discard_if_empty()
-            raise
-        _barrier(prefix, "done", launcher.world_size)
-        if output is not None:
-            output.end(run, folder, _collect(run, prefix), nodes=launcher.nodes)
-    _leave(store, launcher)
+    size = {"rank": launcher.rank, "world_size": launcher.world_size}
+    with Meeting(store, **size, timeout_s=config.train.timeout_s) as meeting:
+        chosen = None if resume is None else _agree_on_checkpoint(meeting, resume, config, runs[0].workers, launcher)
+        output = None
+        if launcher.rank == 0:
+            note = "--nodes has no effect here: the launcher decides on nodes and links"
+            output = SessionOutput(
+                config, out=out, watcher=watcher, note=note if config.cluster.nodes else None, resume=chosen
+            )
+            if "SYNCLINE_NODE" in os.environ:
+                output.results["network"] |= {"emulated": True, "nodes": launcher.nodes}
+        for number, run in enumerate(runs):
+            _take_part(run, number, meeting=meeting, launcher=launcher, output=output, watcher=watcher, resume=chosen)
+        meeting.leave()
     return None if output is None else (output.folder.path, output.results)
+
+
+def _take_part(
+    run: RunSpec,
+    number: int,
+    *,
+    meeting: Meeting,
+    launcher: "_Launcher",
+    output: SessionOutput | None,
+    watcher: Watcher,
+    resume: Resume | None,
+) -> None:
+    """Run one strategy with all ranks; rank 0 saves its results. A lost rank ends the session with a `PeerError`."""
+    store = PrefixStore(_prefix(number), meeting.store)
+    meeting.say(f"run {number + 1}, {run.strategy}")
+    if output is not None:
+        made = output.begin(run)
+        meeting.ask(lambda: store.set("folder", str(made.absolute())))
+    folder = Path(meeting.wait_for("folder", store=store).decode())
+    folder.mkdir(parents=True, exist_ok=True)
+    ended: list[RankRecord] | RankFailure
+    try:
+        if launcher.rank < run.ranks:
+            assignment = Assignment(
+                run=run,
+                folder=folder,
+                count_network="SYNCLINE_NODE" in os.environ and run.workers > 1 and launcher.local_world_size == 1,
+                cores=max(1, available_cores() * run.ranks // min(run.ranks, launcher.local_world_size)),
+                launched_ns=time.perf_counter_ns(),
+                resume=resume,
+            )
+            _run_child(assignment, number, store=store, meeting=meeting, launcher=launcher, watcher=watcher)
+        meeting.say(f"waiting after run {number + 1}, {run.strategy}")
+        meeting.barrier("done", store=store)
+        if output is not None:
+            ended = meeting.ask(lambda: _collect(run, store))
+    except DamagedCheckpoint as error:
+        if output is not None:
+            output.discard_if_empty()
+        assert resume is not None
+        fix = f"name another one, --resume {resume.checkpoint.parent}/step-N"
+        raise UsageError(f"checkpoint {resume.checkpoint.name} is damaged ({error}): {fix}") from None
+    except UsageError:
+        if output is not None:
+            output.discard_if_empty()
+        raise
+    except PeerError as error:
+        if output is not None:
+            lost = min(error.ranks, default=launcher.rank)
+            failure = RankFailure(str(error), rank=lost, summary=f"PeerError: {error}")
+            output.end(run, folder, failure, nodes=launcher.nodes)
+        meeting.let_rank_0_save(error)
+        raise
+    if output is not None:
+        output.end(run, folder, ended, nodes=launcher.nodes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +144,9 @@ class _Launcher:
         return max(1, self.world_size // self.local_world_size)
 
 
-def _run_child(assignment: Assignment, number: int, *, store: Store, launcher: _Launcher, watcher: Watcher) -> None:
+def _run_child(
+    assignment: Assignment, number: int, *, store: Store, meeting: Meeting, launcher: _Launcher, watcher: Watcher
+) -> None:
     """Run this rank's part in a child process, and put its record or its failure into the store."""
     rank, node = launcher.rank, int(os.environ.get("GROUP_RANK", 0))
     place = Place(rank=rank, world_size=assignment.run.ranks, local_rank=launcher.local_rank, node=node)
@@ -126,10 +158,11 @@ def _run_child(assignment: Assignment, number: int, *, store: Store, launcher: _
     try:
         payload = (assignment, _prefix(number))
         (report,) = run_ranks(_rank_main, [place], payload, logs=assignment.folder, on_message=on_message)
-        store.set(f"record{rank}", zlib.compress(report.encode()))  # type: ignore[arg-type]
+        record = zlib.compress(report.encode())
     except RankFailure as failure:
-        store.set(f"failed{rank}", json.dumps(vars(failure) | {"time": time.time()}))
-        store.set(f"record{rank}", "")
+        record, failed = b"", json.dumps(vars(failure) | {"time": time.time()})
+        meeting.ask(lambda: store.set(f"failed{rank}", failed))
+    meeting.ask(lambda: store.set(f"record{rank}", record))  # type: ignore[arg-type]
 
 
 def _collect(run: RunSpec, store: Store) -> list[RankRecord] | RankFailure:
@@ -153,20 +186,18 @@ def _rank_main(place: Place, payload: tuple[Assignment, str], report: Report) ->
     return run_rank(assignment, place, store=PrefixStore(f"{prefix}/group", store), progress=report).to_json()
 
 
-def _agree_on_checkpoint(store: Store, path: Path, config: Config, workers: int, launcher: _Launcher) -> Resume:
+def _agree_on_checkpoint(meeting: Meeting, path: Path, config: Config, workers: int, launcher: _Launcher) -> Resume:
     """Rank 0 chooses the checkpoint for all ranks; if it cannot, all raise its `UsageError`."""
-    store = PrefixStore(f"{_prefix(0)}/resume", store)
+    store = PrefixStore(f"{_prefix(0)}/resume", meeting.store)
     if launcher.rank == 0:
         try:
             text = json.dumps(asdict(choose(path, config, workers=workers)), default=str)
         except UsageError as error:
             text = json.dumps({"error": str(error)})
-        store.set("decided", text)
-    while not store.check(["decided"]):
-        time.sleep(_POLL_S)
-    decided = json.loads(store.get("decided"))
+        meeting.ask(lambda: store.set("decided", text))
+    decided = json.loads(meeting.wait_for("decided", store=store))
     if "error" in decided:
-        _leave(store, launcher)
+        meeting.leave()
         raise UsageError(decided["error"])
     return Resume(Path(decided["checkpoint"]), decided["step"], tuple(decided["warnings"]))
 
@@ -174,27 +205,6 @@ def _agree_on_checkpoint(store: Store, path: Path, config: Config, workers: int,
 def _prefix(number: int) -> str:
     """A run's keys in the store; torchrun's agent keeps the store when it restarts all ranks."""
     return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/run{number}"
-
-
-def _barrier(store: Store, name: str, world_size: int) -> None:
-    """Wait for all ranks, without a process group.
-
-    There is no timeout: a strategy that leaves this rank out may run for hours, and a launcher ends all ranks when one
-    of them dies.
-    """
-    if store.add(f"{name}-count", 1) == world_size:
-        store.set(f"{name}-all", "1")
-    while not store.check([f"{name}-all"]):
-        time.sleep(_POLL_S)
-
-
-def _leave(store: Store, launcher: _Launcher) -> None:
-    """Rank 0 may host the store: it leaves after all others."""
-    _barrier(store, "end", launcher.world_size)
-    left = store.add("left", 0 if launcher.rank == 0 else 1)
-    while launcher.rank == 0 and left < launcher.world_size - 1:
-        time.sleep(_POLL_S)
-        left = store.add("left", 0)
 
 
 def _join_store(launcher: _Launcher, *, timeout_s: float) -> Store:

@@ -1,0 +1,112 @@
+"""Fixtures of the chaos tests: a sandbox, random choices from the seed, undisturbed runs, the record of faults."""
+
+import json
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox import Sandbox, sandbox
+from table import PAGE, RESULT, page_with
+from trained import Job, check_clean, final_state
+
+from syncline.cluster.capabilities import capabilities
+from syncline.trace.record.cpu_time import available_cores
+
+_rows: list[dict[str, Any]] = []
+
+
+@pytest.fixture(scope="session")
+def _possible() -> str:
+    found = capabilities()
+    return "" if found.can_namespaces and found.can_shape else found.why
+
+
+@pytest.fixture
+def box(tmp_path: Path, _possible: str) -> Iterator[Sandbox]:
+    """A sandbox for the test's commands."""
+    if _possible:
+        pytest.skip(_possible)
+    with sandbox(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this session."""
+    return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest, seed: int) -> random.Random:
+    """Random choices of this test; the seed and the test's name decide them."""
+    return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], list[Any]]:
+    """The final state of a job that nothing happened to; each job runs once."""
+    known: dict[Job, list[Any]] = {}
+
+    def final(job: Job) -> list[Any]:
+        if job not in known:
+            with sandbox(tmp_path_factory.mktemp("undisturbed")) as made:
+                done = made.syncline(*job.arguments("run")).finish(150)
+                assert done.code == 0, done.err
+                check_clean(made, done)
+                known[job] = final_state(made, "run")
+        return known[job]
+
+    return final
+
+
+Record = Callable[..., None]
+
+
+@pytest.fixture
+def record(seed: int) -> Record:
+    """Adds a row to the table of faults; `seconds`: from the fault to the named error, or to the command's end."""
+
+    def add(fault: str, *, what: str, outcome: str, seconds: float | None, **more: Any) -> None:
+        rounded = None if seconds is None else round(seconds, 2)
+        _rows.append(
+            {"fault": fault, "what": what, "seed": seed, "fired": True, "outcome": outcome, "seconds": rounded, **more}
+        )
+
+    return add
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that fails has a row, too."""
+    report = yield
+    if report.when == "call" and report.failed:
+        reason = str(report.longrepr).strip().splitlines()[-1]
+        _rows.append({"fault": item.name, "what": item.nodeid, "outcome": f"FAILED: {reason}"[:300], "fired": None})
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the table, if a file for it was named."""
+    target = session.config.getoption("--record")
+    if target and _rows:
+        content = {
+            "format": "syncline chaos 1",
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": int(session.config.getoption("--seed")),
+            "soak_s": float(session.config.getoption("--soak")),
+            "took_s": round(time.monotonic() - _begin),
+            "cores": available_cores(),
+            "platform": platform.platform(),
+            "faults": _rows,
+        }
+        Path(target).write_text(json.dumps(content, indent=1) + "\n")
+        if Path(target).resolve() == RESULT:
+            PAGE.write_text(page_with(content))
+
+
+_begin = time.monotonic()
