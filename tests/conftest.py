@@ -62,8 +62,8 @@ def pytest_xdist_make_scheduler(config, log):
             path = nodeid.split("::")[0]
             if path.startswith(NAMESPACES):
                 return "namespaces"
-            # Rows of a part of this table share one start of ranks.
-            part = re.search(r"test_dense_attach_is_ddp\[(\d-\d)-", nodeid)
+            # Loops of a subject share one start of ranks.
+            part = re.search(r"test_loop\[(\d-\w+)-", nodeid)
             return f"{path}-{part[1]}" if part else path
 
     return ByFile(config, log)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
 from codec_table import SPECS
-from equality_run import guarded
+from loops.run_rows import guarded
 
 import syncline
 from ranks import run_ranks

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from equality_models import convnet, mlp
+from loops.models import convnet, wide_mlp
 from torch import Tensor, nn
 
 import syncline
@@ -23,7 +23,7 @@ class Running(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = mlp()
+        self.inner = wide_mlp()
         self.register_buffer("mean", torch.zeros(32))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def edges(rank: int, world: int) -> dict[str, Any]:
     assert running.mean.abs().max() > 0
     sync.close()
 
-    model, scale = mlp(), nn.Parameter(torch.ones(10))
+    model, scale = wide_mlp(), nn.Parameter(torch.ones(10))
     optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.01)
     sync = syncline.attach(model, optimizer)
     for _ in range(9):
@@ -80,7 +80,7 @@ def test_unusual_loops_keep_replicas_equal() -> None:
 
 
 def alone(rank: int, world: int) -> list[float]:
-    model = mlp()
+    model = wide_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sync = syncline.attach(model, optimizer, compress="auto")
     model(torch.ones(2, 32)).sum().backward()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from equality_models import mlp
+from loops.models import wide_mlp
 
 import syncline
 from ranks import run_ranks
@@ -17,7 +17,7 @@ LR = 0.05
 
 def attached(rank: int, **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
-    model = mlp()
+    model = wide_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     return model, optimizer, syncline.attach(model, optimizer, **options)
 
@@ -51,7 +51,7 @@ def load(rank: int, world: int, folder: str, old: int, codec: str) -> dict[str, 
     states = [f["sync"] for f in files]
     mine = states[rank] if world == old else codecs.reshard(states, world, keep="mean")[rank]
     torch.manual_seed(0)
-    model = mlp()
+    model = wide_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     sync = syncline.attach(model, optimizer, plan=fine(model, codec))
     model.load_state_dict(files[0]["model"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from equality_cases import mlp
+from loops.models import wide_mlp
 from torch import nn
 
 import syncline
@@ -40,9 +40,9 @@ def train(rank: int, steps: int, model: nn.Module, before: Any = None, **options
 
 def planned(rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    plain = mlp()
+    plain = wide_mlp()
     torch.manual_seed(0)
-    chosen = mlp()
+    chosen = wide_mlp()
     sync, losses = train(rank, WARM_UP + PROFILED + 14, chosen, compress="auto(int8)")
     dense, reference = train(rank, WARM_UP + PROFILED + 14, plain)
     dense.close()
@@ -94,7 +94,7 @@ class Sleepy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.pause = mlp(), 0.02
+        self.inner, self.pause = wide_mlp(), 0.02
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.pause)

@@ -46,9 +46,9 @@ class CodecBatch:
 
     def load(self, states: States) -> None:
         """Take state by parameter name. Residuals fit every codec; other state of another codec is ignored."""
-        known = _state_shapes(self.codec, self.shape)
         mine = {name: dict(states[name]) for name in self.names if name in states}
         packed = self._batch.pack_state(mine) if mine else {}
+        known = _state_shapes(self.codec, self.shape) if packed else {}
         self.state = {k: t for k, t in packed.items() if k == "error" or known.get(k) == tuple(t.shape)}
 
 
@@ -88,8 +88,8 @@ class CodecSlice(CodecBatch):
                 yield owner, key, a, part
 
     def load(self, states: States) -> None:
-        known = {"error", *_state_shapes(self.codec, self.shape)}
         owners = [states.get(owner, {}) for owner in self._owners]
+        known = {"error", *(_state_shapes(self.codec, self.shape) if any(owners) else ())}
         keys = {k for state in owners for k, t in state.items() if k in known}
         self.state = {}
         for key in sorted(keys):

@@ -1,29 +1,36 @@
-"""Small models and optimizers of the equality table."""
+"""Small models and optimizers of the loops."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, AdamW
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, lr=0.05, **more: SGD(p, lr=lr, momentum=0.9, **{"weight_decay": 1e-3, **more}),
     "adamw": lambda p, lr=5e-3, **more: AdamW(p, lr=lr, **{"weight_decay": 0.1, **more}),
-    "sgd_plain": lambda p: SGD(p, lr=0.05),
-    "sgd_nesterov": lambda p: SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    "sgd_foreach": lambda p: SGD(p, lr=0.05, momentum=0.9, foreach=True),
-    "sgd_fused": lambda p: SGD(p, lr=0.05, momentum=0.9, fused=True),
-    "adam": lambda p: Adam(p, lr=5e-3, weight_decay=1e-3),
-    "adamw_foreach": lambda p: AdamW(p, lr=5e-3, foreach=True),
-    "adamw_fused": lambda p: AdamW(p, lr=5e-3, fused=True),
-    "adamw_amsgrad": lambda p: AdamW(p, lr=5e-3, amsgrad=True),
 }
-BOTH = ("sgd", "adamw")
+
+
+def scripted(what: Any, *example: Any) -> Any:
+    """TorchScript of a function or module, by its source or (with an example) by a trace."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(what, *example) if example else torch.jit.script(what)
 
 
 def mlp() -> nn.Sequential:
+    """Four layers of different sizes."""
+    return nn.Sequential(
+        nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 34), nn.Tanh(), nn.Linear(34, 10),
+    )  # fmt: skip
+
+
+def wide_mlp() -> nn.Sequential:
+    """The same with more values, for tests that measure or cut messages."""
     return nn.Sequential(
         nn.Linear(32, 160), nn.ReLU(), nn.Linear(160, 128), nn.ReLU(), nn.Linear(128, 136), nn.Tanh(),
         nn.Linear(136, 10),
@@ -31,10 +38,11 @@ def mlp() -> nn.Sequential:
 
 
 def convnet() -> nn.Sequential:
+    """Two convolutions with BatchNorm."""
     # No bias before a BatchNorm: its gradient is nothing but rounding, which Adam blows up to full steps.
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3, bias=False),
-        nn.BatchNorm2d(64), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64 * 4, 10),
+        nn.Conv2d(3, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3, bias=False),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * 4, 10),
     )  # fmt: skip
 
 
@@ -43,8 +51,8 @@ class Branches(nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.never, self.some, self.alternate = nn.Linear(32, 64), nn.Linear(32, 136), nn.Linear(32, 136)
-        self.first, self.last = nn.Linear(32, 136), nn.Linear(136, 10)
+        self.never, self.some, self.alternate = nn.Linear(32, 64), nn.Linear(32, 34), nn.Linear(32, 34)
+        self.first, self.last = nn.Linear(32, 34), nn.Linear(34, 10)
         self.rank = rank
 
     def forward(self, x: Tensor, step: int) -> Tensor:
@@ -60,8 +68,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.a, self.b = nn.Linear(32, 136), nn.Linear(136, 136), nn.Linear(136, 136)
-        self.twice, self.last = nn.Linear(136, 136), nn.Linear(136, 10)
+        self.first, self.a, self.b = nn.Linear(32, 34), nn.Linear(34, 34), nn.Linear(34, 34)
+        self.twice, self.last = nn.Linear(34, 34), nn.Linear(34, 10)
         self.b.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +81,7 @@ class Tied(nn.Module):
 class Gpt(nn.Module):
     """A small transformer whose head is the embedding's weight, used by this module's forward."""
 
-    def __init__(self, vocabulary: int = 384, width: int = 48) -> None:
+    def __init__(self, vocabulary: int = 64, width: int = 32) -> None:
         super().__init__()
         self.embed, self.position = nn.Embedding(vocabulary, width), nn.Parameter(0.1 * torch.randn(8, width))
         self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -90,6 +98,32 @@ class Gpt(nn.Module):
         return F.linear(h + self.mlp(h), self.embed.weight) * self.temperature
 
 
+class Mixed(nn.Module):
+    """A dtype a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 34), nn.Linear(34, 34).bfloat16(), nn.Linear(34, 10).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x).tanh().bfloat16()).tanh().double())
+        return out
+
+
+class Raw(nn.Module):
+    """Two layers whose parameters the module itself reads, as `read(module)` says."""
+
+    def __init__(self, read: Callable[["Raw", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.bias = nn.Parameter(torch.randn(32, 34) * 0.2), nn.Parameter(torch.randn(34) * 0.1)
+        self.last = nn.Linear(34, 10)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.read(self, x))
+        return out
+
+
 class NormalizedSgd(torch.optim.Optimizer):
     """A user's own optimizer that needs all gradients at once: steps of one length."""
 
@@ -103,15 +137,3 @@ class NormalizedSgd(torch.optim.Optimizer):
             norm = torch.stack([p.grad.norm() for p in used]).norm()
             for p in used:
                 p.sub_(p.grad / norm, alpha=group["lr"])
-
-
-class Mixed(nn.Module):
-    """A dtype a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(32, 136), nn.Linear(136, 136).bfloat16(), nn.Linear(136, 10).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.c(self.b(self.a(x).tanh().bfloat16()).tanh().double())
-        return out

@@ -1,4 +1,4 @@
-"""`slow_exchange:slow(ms=4)`: an all-reduce with late answers, so that a missing wait shows as a stale value."""
+"""`loops.slow_exchange:slow(ms=4)`: an all-reduce with late answers, so that a missing wait shows as a stale value."""
 
 import itertools
 import time
