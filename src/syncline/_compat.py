@@ -23,6 +23,40 @@ NoSubclasses: Any = torch._C.DisableTorchFunctionSubclass
 """Context in which tensor subclasses are plain tensors; it holds for the thread that enters it."""
 
 
+def subclasses_enabled() -> bool:
+    """Whether this thread calls `__torch_function__` of tensor subclasses: it is not inside `NoSubclasses`."""
+    return bool(torch._C._is_torch_function_enabled())
+
+
+def share_reducer(kind: type[Tensor], before: Callable[[Tensor], None]) -> None:
+    """Let `torch.multiprocessing` send tensors of this class by shared memory, as it sends plain ones.
+
+    `before(tensor)` must restore the tensor's plain class.
+    """
+    from multiprocessing.reduction import ForkingPickler
+
+    def reduce(tensor: Tensor) -> Any:
+        before(tensor)
+        return ForkingPickler._extra_reducers.get(type(tensor), lambda t: t.__reduce_ex__(2))(tensor)  # type: ignore[attr-defined]
+
+    ForkingPickler.register(kind, reduce)
+
+
+def own_tensors(module: Any) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """The module's own parameters and buffers, without a copy."""
+    return module._parameters, module._buffers
+
+
+def script_tensors(module: Any) -> Iterator[Tensor]:
+    """All parameters and buffers of a TorchScript module in C++ (`ScriptMethod.owner`), its children's included."""
+    tables: Any = torch._C
+    for table in (tables.ParameterDict, tables.BufferDict):
+        for _, tensor in table(module).items():
+            yield tensor
+    for _, child in tables.ModuleDict(module).items():
+        yield from script_tensors(child)
+
+
 def storage_users(tensor: Tensor) -> int:
     """How many tensors and storage objects share a tensor's memory, the tensor itself included."""
     with NoSubclasses():
@@ -199,6 +233,76 @@ def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Calla
 
     setattr(owner, name, replaced)
     return restore
+
+
+def let_script_know(original: Any, function: Any) -> None:
+    """TorchScript code that calls `function` gets the operator of `original`."""
+    from torch.jit import _builtins
+
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(function, operator)
+
+
+def unguarded_readers() -> list[tuple[Any, str]]:
+    """Functions and methods that read a tensor without asking its `__torch_function__`: (owner, name)."""
+    from torch._functorch import eager_transforms, predispatch
+
+    found: list[tuple[Any, str]] = [
+        *((torch, name) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor", "to_dlpack")),
+        *((torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")),
+        (torch.utils.dlpack, "to_dlpack"),
+        *((torch.nested, name) for name in ("nested_tensor", "as_nested_tensor")),
+        *((torch.Tensor, name) for name in ("new", "new_tensor")),
+        *((eager_transforms, name) for name in ("_wrap_for_grad", "_wrap_functional_tensor")),
+        (predispatch, "_add_batch_dim_impl"),
+        (torch.autograd, "_engine_run_backward"),
+        (torch.jit.ScriptFunction, "__call__"),
+    ]
+    if dist.is_available():
+        from torch._C import _distributed_c10d as c10d
+
+        for kind in (c10d.ProcessGroup, c10d.Backend):
+            found += [(kind, name) for name in _COLLECTIVES.split() if name in vars(kind)]
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+
+
+_COLLECTIVES = """
+allreduce allreduce_coalesced allgather allgather_coalesced _allgather_base allgather_into_tensor_coalesced
+all_gather_single all_gather_single_coalesced alltoall alltoall_base all_to_all_single broadcast gather reduce
+reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced reduce_scatter_single
+reduce_scatter_single_coalesced
+scatter send recv recv_anysource
+"""
+
+
+def unguarded_by_class() -> list[tuple[Any, str]]:
+    """The same, where the class of the tensor also decides about the result."""
+    return [
+        (torch.Tensor, "__new__"),
+        (torch.nn.Parameter, "__new__"),
+        (torch.nn.Buffer, "__new__"),
+        *((torch.Tensor, name) for name in ("as_subclass", "_make_subclass", "set_")),
+    ]
+
+
+def script_methods() -> list[tuple[Any, str]]:
+    """The calls of methods of TorchScript modules."""
+    return [(torch._C.ScriptMethod, "__call__")]
+
+
+def forget_hooks(tensor: Any) -> None:
+    """After `swap_tensors`: the lists of hooks stay with the Python object, but torch does not call them any more.
+
+    Hooks that are registered from now on are called.
+    """
+    tensor._backward_hooks = None
+    tensor._post_accumulate_grad_hooks = None
+
+
+def swap_owner() -> Any:
+    """The module that `swap_tensors` is looked up in."""
+    return torch.utils
 
 
 def reducer_group(model: Any, group: dist.ProcessGroup) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from syncline._compat import (
     after_backward,
+    forget_hooks,
     has_other_hooks,
     in_backward,
     in_nested_backward,
@@ -69,6 +70,15 @@ class Backward:
                 slot.hooks.append(
                     parameter.register_post_accumulate_grad_hook(lambda _, s=slot: self._after_gradient(s))
                 )
+
+    def tensor_swapped(self, tensor: Tensor) -> None:
+        """`torch.utils.swap_tensors` has exchanged a tensor's content: a parameter's hooks went with the old one."""
+        for slot in self._engine.slots:
+            if slot.parameter is tensor:
+                slot.alias = slot.parameter.detach()
+                forget_hooks(slot.parameter)
+                slot.hooks = []
+                self.add_hooks()
 
     def close(self) -> None:
         """Remove the hooks."""

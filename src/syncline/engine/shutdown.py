@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -16,6 +17,9 @@ class Closable(Protocol):
 
     def close_at_exit(self, reason: BaseException | None) -> None:
         """The script ends, with this error if it raised one."""
+
+    def forked(self) -> None:
+        """This is a forked child: nothing of the engine runs here."""
 
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
@@ -41,6 +45,15 @@ def _close_all() -> None:
             engine.close_at_exit(reason)
         except Exception as error:
             _log.warning("syncline: at exit: %s", error)
+
+
+def _leave_child() -> None:
+    for engine in list(_open):
+        engine.forked()
+        _open.discard(engine)
+
+
+os.register_at_fork(after_in_child=_leave_child)
 
 
 def close_when_collected(owner: Any, close: Callable[[], None]) -> "weakref.finalize[..., Any]":

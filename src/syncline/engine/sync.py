@@ -26,6 +26,7 @@ from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.health.sentinel import Sentinel
 from syncline.engine.inflight.compiled_code import CompiledCode
 from syncline.engine.inflight.tracker import InFlight
+from syncline.engine.inflight.unguarded import guard_process
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
@@ -107,6 +108,7 @@ class Sync:
         self.executor = self._make_executor(workers)
         self._compiled: CompiledCode | None = None
         self._finder: OptimizerFinder | None = None
+        self._unguard = guard_process(self._backward.tensor_swapped)
         try:
             self._start(optimizers, f"{seed} {sentinel} {self._backward.buffers}")
         except BaseException as error:
@@ -216,9 +218,18 @@ class Sync:
         self.stepper.restore()
         if self._compiled is not None:
             self._compiled.close()
+        self._unguard()
         self._peers.close(reason)
         self.executor.close()
         forget(self)
+
+    def forked(self) -> None:
+        """This is a forked child, without the engine's threads: its copies of model and optimizers become plain."""
+        self._state.close()
+        self._backward.close()
+        self.stepper.restore()
+        if self._compiled is not None:
+            self._compiled.close()
 
     def _leave_recorder(self) -> None:
         """The recorder of the process counts the engines that use it."""

@@ -6,6 +6,7 @@ for others; this separates ranks that have joined an exchange from ranks that ha
 """
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -88,7 +89,7 @@ class Peers:
 
     def start(self) -> None:
         """Start the heartbeat thread (a daemon): one set and one check of the store per period."""
-        self._started = True
+        self._started, self._pid = True, os.getpid()
         atexit.register(self._at_exit)
         self._thread.start()
 
@@ -299,6 +300,8 @@ class Peers:
                 self._store_error = _short(error)
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: its parent still beats
         # The interpreter is about to end: a daemon thread inside the store's C++ code would abort it.
         self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 

@@ -50,7 +50,7 @@ class CompiledCode:
     @property
     def step_must_wait(self) -> bool:
         """Whether `step()` must wait, because compiled code may read the parameters at any time."""
-        return self._mark.inside or self._scripted
+        return self._mark.inside
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -59,7 +59,6 @@ class CompiledCode:
 
     def _find_entries(self) -> None:
         """Make callers of compiled modules wait."""
-        self._scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self._model.modules())
         for module in self._model.modules():
             if id(module) in self._entries:
                 continue

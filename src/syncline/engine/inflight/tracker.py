@@ -13,6 +13,7 @@ from syncline.engine.step_state import StepState
 
 _KNOWN_USERS = 2
 """Users of a parameter's memory that we know: the parameter and our alias."""
+_NO_GUARD = "a tensor's class has its own __torch_function__, so that its readers cannot wait: steps wait for it"
 
 
 class Arrival(Protocol):
@@ -45,9 +46,9 @@ class InFlight:
 
     def add_gradients(self, unit: UnitRun, ticket: Ticket) -> None:
         """A unit's gradients are about to be exchanged: their touches wait."""
-        for grad in unit.targets:
-            if grad is not None:
-                wait_on_touch.mark(grad, ticket)
+        if wait_on_touch.mark_all([grad for grad in unit.targets if grad is not None], ticket):
+            self._engine.say(_NO_GUARD)
+            unit.shared_memory = True
 
     def add_update(self, unit: UnitRun | None, ticket: Ticket, updates: Sequence[ParameterUpdate]) -> bool:
         """Parameters are about to be updated: touches of them and their gradients wait.
@@ -56,11 +57,14 @@ class InFlight:
         """
         self.updates.setdefault(unit, []).append(ticket)
         must_wait = _gradients_are_shared(unit, updates)
+        parameters = [update.parameter for update in updates]
+        # As in the plain loop: a graph that was built over the old values is out of date from now on.
+        torch.autograd.graph.increment_version(parameters)
+        if wait_on_touch.mark_all([*parameters, *(update.grad for update in updates)], ticket):
+            self._engine.say(_NO_GUARD)
+            must_wait = True
         for update in updates:
-            # As in the plain loop: a graph that was built over the old values is out of date from now on.
-            torch.autograd.graph.increment_version(update.parameter)
-            fits = wait_on_touch.mark(update.parameter, ticket) and wait_on_touch.mark(update.grad, ticket)
-            must_wait = must_wait or not fits or wait_on_touch.shares_memory(update.alias, _KNOWN_USERS)
+            must_wait = must_wait or wait_on_touch.shares_memory(update.alias, _KNOWN_USERS)
             slot = update.slot
             if slot is None:
                 self._other_tensors += [update.parameter, update.grad]
@@ -73,16 +77,17 @@ class InFlight:
     def add_buffers(self, buffers: Sequence[Tensor], ticket: Ticket) -> None:
         """Buffers are being received: their touches wait."""
         self._arrivals.append(ticket)
-        marked = [wait_on_touch.mark(buffer, ticket) for buffer in buffers]
+        refused = wait_on_touch.mark_all(buffers, ticket)
         self._other_tensors += buffers
-        if not all(marked):
+        if refused:
+            self._engine.say(_NO_GUARD)
             ticket.wait()
 
     def add_zeroing(self, ticket: Ticket, grads: Sequence[Tensor]) -> None:
         """Gradients will be zeroed behind their updates: touches wait for that, too."""
         self._arrivals.append(ticket)
-        for grad in grads:
-            wait_on_touch.mark(grad, ticket)
+        if wait_on_touch.mark_all(grads, ticket):
+            ticket.wait()
         self._other_tensors += grads
 
     def add_arrival(self, arrival: Arrival) -> None:
@@ -115,12 +120,9 @@ class InFlight:
 
     def release(self) -> None:
         """Restore every marked tensor without waiting."""
-        for slot in self._engine.slots:
-            wait_on_touch.release(slot.parameter)
-            if slot.grad is not None:
-                wait_on_touch.release(slot.grad)
-        for tensor in self._other_tensors:
-            wait_on_touch.release(tensor)
+        slots = self._engine.slots
+        tensors = [*(slot.parameter for slot in slots), *(slot.grad for slot in slots), *self._other_tensors]
+        wait_on_touch.release_all(tensors)
         self._other_tensors = []
         self._touches_observed = False
 

@@ -1,21 +1,23 @@
 """Tensors in flight: whatever touches a marked tensor waits for its ticket first.
 
 While a parameter's update (a gradient's exchange, a buffer's broadcast) is in flight, its Python object has another
-class, whose `__torch_function__` waits. So a module's forward, a parent's forward, a tied head, a functional call, EMA
-code, `state_dict`, `deepcopy` and the user's own code all wait, and nothing else has any cost. Only what reads no value
-(shape, dtype, `grad`, `requires_grad`) passes. Two cases are handled elsewhere: other tensors that share the memory
-(`shares_memory`, asked before an update is left in flight) and compiled code (`compiled.py`).
+class, whose `__torch_function__` waits. So a parent's forward, a tied head, a functional call, EMA code, `state_dict`,
+`deepcopy` and the user's own code all wait, and nothing else has any cost. Only what reads no value (shape, dtype,
+`grad`, `requires_grad`) passes. Handled elsewhere: the forward of the module that owns the tensor (`module_waits.py`,
+which is cheaper), functions without `__torch_function__` (`unguarded.py`), compiled code (`compiled_code.py`), and
+other tensors that share the memory (`shares_memory`, asked before an update is left in flight).
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from syncline._compat import NoSubclasses, metadata_functions, storage_users
+from syncline._compat import NoSubclasses, metadata_functions, share_reducer, storage_users, subclasses_enabled
 from syncline.engine.protocols import Ticket
 
 _tickets: dict[int, tuple[Tensor, Ticket]] = {}
@@ -25,6 +27,23 @@ _lock = threading.RLock()
 _REDUCE = torch.Tensor.__reduce_ex__
 """Copies and pickles by the tensor's class, which must be the original one then."""
 _METADATA = metadata_functions()
+_waiting_classes: set[type] = set()
+
+
+_while_marked: list[Callable[[], Callable[[], None]]] = []
+_undo: list[Callable[[], None]] = []
+
+
+def while_marked(begin: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    """Call `begin` whenever the first tensor is marked, and the function it returns when none is marked any more.
+
+    Both are called with the lock held. Returns a function that ends this.
+    """
+    with _lock:
+        _while_marked.append(begin)
+        if _undo:
+            _undo.append(begin())
+    return lambda: _while_marked.remove(begin)
 
 
 def mark(tensor: Tensor, ticket: Ticket) -> bool:
@@ -32,19 +51,30 @@ def mark(tensor: Tensor, ticket: Ticket) -> bool:
 
     From the training thread; takes the lock.
     """
+    return not mark_all((tensor,), ticket)
+
+
+def mark_all(tensors: Iterable[Tensor], ticket: Ticket) -> list[Tensor]:
+    """Mark tensors with one ticket; returns those whose class does not allow that."""
+    refused = []
     with _lock:
-        kind = type(tensor)
-        waiting = kind if getattr(kind, "syncline_waits", False) else _waiting_class(kind)
-        if waiting is None:
-            return False
-        # In this order: a thread that sees the class finds the ticket.
-        _tickets[id(tensor)] = (tensor, ticket)
-        if waiting is not kind:
-            tensor.__class__ = waiting
-        if ticket.marked is None:
-            ticket.marked = []
-        ticket.marked.append(tensor)
-    return True
+        marked = ticket.marked
+        if marked is None:
+            marked = ticket.marked = []
+        for tensor in tensors:
+            kind = type(tensor)
+            waiting = kind if kind in _waiting_classes else _waiting_class(kind)
+            if waiting is None:
+                refused.append(tensor)
+                continue
+            # In this order: a thread that sees the class finds the ticket.
+            _tickets[id(tensor)] = (tensor, ticket)
+            if waiting is not kind:
+                tensor.__class__ = waiting
+            marked.append(tensor)
+        if _tickets and not _undo:
+            _undo.extend(begin() for begin in _while_marked)
+    return refused
 
 
 def is_marked(tensor: Tensor) -> bool:
@@ -52,19 +82,38 @@ def is_marked(tensor: Tensor) -> bool:
     return id(tensor) in _tickets
 
 
+def is_waiting_class(kind: type) -> bool:
+    """Whether this is the class of a marked tensor."""
+    return "syncline_waits" in vars(kind)
+
+
+def any_marked() -> bool:
+    """Whether a touch of any tensor would wait."""
+    return bool(_tickets)
+
+
 def release(tensor: Tensor, ticket: Ticket | None = None) -> None:
     """Restore the tensor's class without waiting; with a `ticket`, only if it is marked with that one.
 
     From any thread; takes the lock.
     """
+    release_all((tensor,), ticket)
+
+
+def release_all(tensors: Iterable[Tensor | None], ticket: Ticket | None = None) -> None:
+    """Restore the classes of those that are marked (with this ticket, if one is given)."""
     with _lock:
-        entry = _tickets.get(id(tensor))
-        if entry is None or (ticket is not None and entry[1] is not ticket):
-            return
-        kind = type(tensor)
-        if getattr(kind, "syncline_waits", False):
-            tensor.__class__ = kind.__mro__[1]
-        del _tickets[id(tensor)]
+        for tensor in tensors:
+            entry = _tickets.get(id(tensor))
+            if entry is None or (ticket is not None and entry[1] is not ticket):
+                continue
+            del _tickets[id(tensor)]
+            kind = type(tensor)
+            if kind in _waiting_classes:
+                entry[0].__class__ = kind.__mro__[1]
+        if not _tickets:
+            while _undo:
+                _undo.pop()()
 
 
 def touch(tensor: Tensor) -> None:
@@ -81,8 +130,57 @@ def touch(tensor: Tensor) -> None:
     if ticket.done():
         with _lock:
             marked, ticket.marked = ticket.marked or (), None
-            for other in (tensor, *marked):
-                release(other, ticket)
+            release_all((tensor, *marked), ticket)
+
+
+def touch_all(tensors: Iterable[Tensor | None]) -> None:
+    """Wait for those that are marked."""
+    for tensor in tensors:
+        if tensor is not None and id(tensor) in _tickets:
+            touch(tensor)
+
+
+def settle_all(tensors: Iterable[Tensor | None]) -> None:
+    """Wait for those that are marked, and restore their classes: what follows looks at the class of a tensor."""
+    for tensor in tensors:
+        entry = None if tensor is None else _tickets.get(id(tensor))
+        if tensor is None or entry is None:
+            continue
+        touch(tensor)
+        if is_marked(tensor) and tensor.device.type == "cuda":
+            # Its stream waits; other streams must too, before the mark may go.
+            torch.cuda.current_stream(tensor.device).synchronize()
+            touch(tensor)
+        release(tensor, entry[1])
+
+
+def find_marked(*values: Any) -> list[Tensor]:
+    """The marked tensors among these values, which may be lists, tuples and dicts of them.
+
+    None in the engine's own threads, which may use them.
+    """
+    found: list[Tensor] = []
+    if _tickets and subclasses_enabled():
+        _find(values, found)
+    return found
+
+
+def touch_everything() -> None:
+    """Wait for all that is marked, as far as it can arrive: without an error if an engine has failed."""
+    for tensor, _ in list(_tickets.values()):
+        with suppress(Exception):
+            touch(tensor)
+
+
+def forget_tickets(lost: Ticket) -> None:
+    """Give every marked tensor this ticket instead: nothing that was in flight will arrive.
+
+    For a forked child: the lock may have been held by a thread that does not exist there.
+    """
+    global _lock
+    _lock = threading.RLock()
+    for key, (tensor, _) in list(_tickets.items()):
+        _tickets[key] = (tensor, lost)
 
 
 def shares_memory(tensor: Tensor, own: int) -> bool:
@@ -121,7 +219,7 @@ def _wait_then_call(
         touch(tensor)
         marked = marked or id(tensor) in _tickets
     if marked:
-        if func is not _REDUCE and all(getattr(kind, "syncline_waits", False) for kind in types):
+        if func is not _REDUCE and all(kind in _waiting_classes for kind in types):
             # Still marked for other streams; this stream waits already.
             with NoSubclasses():
                 return func(*args, **kwargs)
@@ -168,4 +266,6 @@ def _waiting_class(kind: type) -> type | None:
             probe.__class__ = waiting
     except TypeError:
         return None
+    share_reducer(waiting, lambda tensor: settle_all([tensor]))
+    _waiting_classes.add(waiting)
     return waiting
