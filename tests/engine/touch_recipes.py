@@ -67,6 +67,8 @@ with warnings.catch_warnings():
 _INDICES = torch.tensor([[0, 1, 2], [0, 1, 2]])
 _X = torch.linspace(-1, 1, 9).view(3, 3)
 
+TYPED = {"torch.FloatTensor": lambda p: torch.FloatTensor(p)}
+"""Cannot be guarded; see docs/engine.md."""
 RECIPES |= {
     "torch.tensor": lambda p: torch.tensor(p),
     "torch.tensor, imported by name": lambda p: tensor(p),
