@@ -18,6 +18,7 @@ from syncline.cluster.capabilities import capabilities
 from syncline.trace.record.cpu_time import available_cores
 
 _rows: list[dict[str, Any]] = []
+_config: list[pytest.Config] = []
 
 
 @pytest.fixture(scope="session")
@@ -90,15 +91,25 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the table, if a file for it was named."""
-    target = session.config.getoption("--record")
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Write the table after each test, so that a run that is interrupted has one, too."""
+    if _config:
+        _write(_config[0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember the options."""
+    _config.append(config)
+
+
+def _write(config: pytest.Config) -> None:
+    target = config.getoption("--record")
     if target and _rows:
         content = {
             "format": "syncline chaos 1",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": int(session.config.getoption("--seed")),
-            "soak_s": float(session.config.getoption("--soak")),
+            "seed": int(config.getoption("--seed")),
+            "soak_s": float(config.getoption("--soak")),
             "took_s": round(time.monotonic() - _begin),
             "cores": available_cores(),
             "platform": platform.platform(),

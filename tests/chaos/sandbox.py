@@ -72,7 +72,7 @@ class Sandbox:
         return found
 
     def left_behind(self, patience: float = 10.0) -> dict[str, list[str]]:
-        """Processes, files in shared memory, temporary files and listening ports; empty after a clean end."""
+        """Processes, shared memory, temporary files, listening ports and namespaces; empty after a clean end."""
         until(lambda: not self.processes(), seconds=patience)
         found = {
             "processes": list(self.processes().values()),
@@ -80,8 +80,13 @@ class Sandbox:
             # torch keeps the cache of its compiler there, on purpose.
             "temporary files": [p.name for p in self.path(TEMPORARY).iterdir() if "torchinductor" not in p.name],
             "ports": self._ports(),
+            # A namespace without a process lives only in a mount of its file.
+            "namespaces": [line for line in self._mounts() if " - nsfs " in line],
         }
         return {kind: names for kind, names in found.items() if names}
+
+    def _mounts(self) -> list[str]:
+        return Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
 
     def _ports(self) -> list[str]:
         rows = [row.split() for row in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]

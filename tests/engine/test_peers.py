@@ -211,6 +211,30 @@ def test_a_rank_without_heartbeats_is_silent_and_one_that_left_is_not():
     watching.close()
 
 
+def test_a_slow_store_in_a_file_is_not_a_lost_one(tmp_path):
+    """Many ranks on few cores: an answer may take seconds, and then no rank that has just ended is to blame."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    peers, other = (Peers(store, rank=rank, world=2, timeout=5.0, period=0.05) for rank in range(2))
+    for each in (peers, other):
+        each.doing = WAITS
+        each.start()
+    time.sleep(0.2)
+    other.leave(ValueError("bad batch"))
+    read, calls = peers._read_all, []
+
+    def slow():
+        calls.append(time.sleep(1.5))
+        return read()
+
+    peers._read_all, peers._alarm = slow, None
+    error = peers.explain("unit 'fc1'")
+    assert calls, "the store was slow"
+    assert error.ranks == (1,)
+    assert "ended with ValueError: bad batch" in str(error)
+    other.close()
+    peers.close()
+
+
 def test_heartbeats_continue_while_another_user_of_the_connection_blocks():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     peers = Peers(store, rank=0, world=1, timeout=1, period=0.02)

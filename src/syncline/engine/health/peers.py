@@ -37,6 +37,8 @@ from syncline.threads import in_thread
 _T = TypeVar("_T")
 _LAST_WRITE_S = 1.0
 """Patience for a last write to a store that may not answer."""
+_SLOW_FILE_S = 30.0
+"""Patience for a store in a file. Nobody serves it, so it cannot be lost; with many ranks on few cores it is slow."""
 
 
 class Peers:
@@ -68,6 +70,7 @@ class Peers:
         self._processes: dict[int, RankProcess] = {}
         served = isinstance(_base_store(store), TCPStore)
         self._holder = holder if served and holder != self._global[rank] else None
+        self._patience = 0.0 if served else min(timeout, _SLOW_FILE_S)
         # Our own connection: a blocking get of another user would block a shared one, and our heartbeats with it.
         own = PrefixStore(prefix, store.clone() if served else store)  # type: ignore[attr-defined]  # not in its stub
         self._store: Any = PrefixStore(str(own.add(f"born/{rank}", 1)), own)
@@ -237,7 +240,7 @@ class Peers:
                 return self._diagnose_without_store(self._store_error)
             try:
                 left = begin + 1.5 * self._period + grace - time.monotonic()
-                beats = _call_with_timeout(max(left, self._period / 2), self._read_all)
+                beats = _call_with_timeout(max(left, self._period / 2, self._patience), self._read_all)
             except (RuntimeError, TimeoutError) as error:
                 self._store_error = self._store_error or _short(error)
                 return self._diagnose_without_store(self._store_error)
@@ -295,7 +298,7 @@ class Peers:
         """Write to the store if it answers soon; if not, `alarm_text` reports that it is lost."""
         if self._store_error is None and self._store is not None:
             try:
-                _call_with_timeout(_LAST_WRITE_S, write)
+                _call_with_timeout(max(_LAST_WRITE_S, self._patience), write)
             except (RuntimeError, TimeoutError) as error:
                 self._store_error = _short(error)
 
