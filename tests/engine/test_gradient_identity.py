@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from equality_ways import Ddp, Ours
 from torch import Tensor, nn
 
+import syncline
 from ranks import run_ranks
 
 STEPS, LR = 5, 0.1
@@ -178,6 +179,34 @@ def both_ways(rank: int, world: int, exchange: str) -> dict[str, list[str]]:
         assert len(want) == len(got), name
         problems[name] = [f"tensor {i} of {len(want)}" for i in range(len(want)) if not torch.equal(want[i], got[i])]
     return problems
+
+
+def remarks(rank: int, world: int) -> list[str]:
+    """Gradients that nobody else holds are not waited for, whatever memory the engine gave them."""
+    import logging
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("syncline").addHandler(handler)
+    for compress in (None, "bf16", "powersgd(rank=2)"):
+        inner = model()
+        optimizer = torch.optim.SGD(inner.parameters(), lr=LR)
+        sync = syncline.attach(inner, optimizer, compress=compress, tune=False)
+        for step in range(STEPS):
+            backward(inner, step, rank)
+            nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
+            assert not any(unit.has_unknown_views() for unit in sync.units), "else step() would wait"
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 3 == 0)
+        sync.close()
+    return said
+
+
+def test_gradients_that_nobody_shares_are_not_waited_for() -> None:
+    said = run_ranks(remarks, 2)[0]
+    assert any("gradients are read" in text for text in said)
+    assert not [text for text in said if "share memory" in text]
 
 
 @pytest.fixture(scope="module")

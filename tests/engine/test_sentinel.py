@@ -13,7 +13,8 @@ from ranks import run_ranks
 from syncline.codecs import Mean, Out, Steps
 from syncline.codecs.definition import Definition
 from syncline.codecs.state import State
-from syncline.engine.health.sentinel import LIMIT, checksum, dense
+from syncline.engine.health.sentinel import LIMIT, dense
+from syncline.engine.launch.units import checksum
 from syncline.errors import SynclineWarning, UsageError
 from syncline.plan import Plan, Shape, Unit, default_plan
 from syncline.trace import Recorder

@@ -5,9 +5,9 @@ and the executor gets its launches. The pass ends: ranks agree on the parameters
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from syncline._compat import (
@@ -19,6 +19,7 @@ from syncline._compat import (
     run_last,
     storage_users,
 )
+from syncline.engine.agreement import UsedParameters, agree_on_frozen
 from syncline.engine.inflight.buffers import broadcast_buffers
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real
@@ -58,11 +59,18 @@ class Backward:
         """False under `no_sync`, and after close: gradients are only accumulated."""
         self._end_queued = False
         """Whether autograd will call `_backward_ended`."""
+        self._buffers_changed = False
+        """Whether a forward may have changed the buffers since they were sent."""
+        self._hooks: list[Any] = []
+        self._uncommitted = False
+        """Whether units may have codec states of the last pass that no step has committed."""
         self.observer: Callable[[Slot], None] | None = None
         """Is called for every gradient that is accumulated (profiling)."""
 
     def add_hooks(self) -> None:
-        """Hook all parameters that train and have no hooks yet."""
+        """Hook the model, and all parameters that train and have no hooks yet."""
+        if self.buffers and not self._hooks:
+            self._hooks.append(self._engine.model.register_forward_pre_hook(self._before_forward))
         for slot in self._engine.slots:
             parameter = slot.parameter
             if not slot.hooks and parameter.requires_grad:
@@ -83,9 +91,23 @@ class Backward:
     def close(self) -> None:
         """Remove the hooks."""
         self.exchanges = False
-        for slot in self._engine.slots:
-            for hook in slot.hooks:
-                hook.remove()
+        for hook in [*self._hooks, *(hook for slot in self._engine.slots for hook in slot.hooks)]:
+            hook.remove()
+
+    def _before_forward(self, *_: Any) -> None:
+        """Send the buffers if the last forward trained and no backward pass has sent them since, as DDP does."""
+        if self._state.phase is _BACKWARD or torch.compiler.is_compiling():
+            return
+        if self._buffers_changed:
+            self._send_buffers()
+        # In evaluation, ranks may call the model on their own.
+        self._buffers_changed = self.exchanges and self._engine.model.training and torch.is_grad_enabled()
+
+    def _send_buffers(self) -> None:
+        # Listed every time, because a module may have replaced them.
+        buffers = [b for b in self._engine.model.buffers() if b.numel()]
+        self._in_flight.add_buffers(buffers, broadcast_buffers(self._engine, buffers))
+        self._buffers_changed = False
 
     def _before_gradient(self, slot: Slot) -> None:
         """A gradient is about to be accumulated: nothing of the last pass may be in flight."""
@@ -93,6 +115,8 @@ class Backward:
             self.finish()
         if self._state.in_flight:
             self._in_flight.settle()
+        if self._uncommitted and self._state.phase is not _BACKWARD:
+            self._check_last_gradients()
         parameter = slot.parameter
         slot.kept_grad = parameter.grad is not None
         # As with DDP, the user's hooks see and may change this rank's own gradient, whenever they were registered.
@@ -149,12 +173,48 @@ class Backward:
 
     def _frozen_parameters_changed(self) -> None:
         """Build units again; every rank must have frozen the same parameters."""
-        engine = self._engine
         self.add_hooks()
-        trained = [slot.name for slot in engine.slots if slot.parameter.requires_grad]
-        with engine.communicating("the list of trained parameters"):
-            engine.groups.agree("\n".join(trained), "the parameters that require gradients")
+        agree_on_frozen(self._engine, self._running.trained)
         self._running.build()
+
+    def _check_last_gradients(self) -> None:
+        """A new pass begins. Gradients of the last one that were zeroed or replaced will not be stepped with."""
+        waiting = [unit for unit in self._running.units if unit.holds_uncommitted_state]
+        self.commit_used(waiting)
+        for unit in waiting:
+            if unit.uncommitted and unit.gradients_were_dropped():
+                self._drop(unit)
+        self._uncommitted = any(unit.uncommitted for unit in waiting)
+
+    def commit_used(self, units: Sequence[UnitRun]) -> None:
+        """Commit codec states of gradients that were applied by hand; with nothing in flight.
+
+        Optimizers commit in their step. Here the parameters have changed, in a loop in which none of them steps.
+        """
+        used = [unit for unit in units if unit.holds_uncommitted_state and unit.was_applied_by_hand()]
+        if used:
+            self._engine.say("no optimizer steps: codec states are committed when the parameters have changed")
+            self._engine.step += self._state.whole_step()
+        for unit in used:
+            unit.keep_states()
+
+    def gradients_zeroed(self, units: Sequence[UnitRun]) -> None:
+        """An optimizer is about to zero gradients of these units, with which none has stepped."""
+        if any(unit.was_applied_by_hand() for unit in units):
+            self._engine.wait()
+            self.commit_used(units)
+        for unit in units:
+            if unit.uncommitted:
+                self._drop(unit)
+
+    def _drop(self, unit: UnitRun) -> None:
+        """A unit's averaged gradients will not be stepped with: a skipped step leaves the residuals as they were."""
+        if unit.touched and unit.holds_uncommitted_state:
+            self._engine.say(
+                "averaged gradients were read and dropped without optimizer.step(): this is taken as a skipped step,"
+                " and residuals stay as they were before it"
+            )
+        unit.uncommitted = False
 
     def _launch(self, unit: UnitRun) -> None:
         """A unit's gradients are complete."""
@@ -187,12 +247,14 @@ class Backward:
             if not unit.targets:
                 unit.missing = 0
                 self._launch(unit)
+        for unit in units:
+            if not unit.stepped:
+                unit.note_parameters()
         engine.executor.end_backward()
         self._state.end_backward()
+        self._uncommitted = True
         if self.buffers:
-            # Listed in every pass, because a module may have replaced them.
-            buffers = [b for b in engine.model.buffers() if b.numel()]
-            self._in_flight.add_buffers(buffers, broadcast_buffers(engine, buffers))
+            self._send_buffers()
         self._in_flight.add_arrival(used)
         engine.tell_peers(f"step {engine.step}: after backward")
         shared = [unit for unit in units if unit.shared_memory]
@@ -238,6 +300,9 @@ def _must_wait_for_end(unit: UnitRun) -> bool:
 def _collect_gradients(unit: UnitRun) -> None:
     """Take a unit's complete gradients as they are. The objects stay; the user's memory stays theirs."""
     chain = unit.uncommitted
+    # Kept gradients share the memory of their unit's last average; others who use it are the user's.
+    kept = [slot.parameter.grad for slot in unit.slots if slot.kept_grad and slot.parameter.grad is not None]
+    unit.shared_memory = any(storage_users(grad) > 1 for grad in kept) and unit.has_unknown_views()
     for slot in unit.slots:
         grad = slot.parameter.grad
         if grad is None:
@@ -245,14 +310,15 @@ def _collect_gradients(unit: UnitRun) -> None:
             unit.grads.append(as_real(torch.zeros_like(slot.alias)))
             unit.targets.append(None)
             unit.takes_memory.append(False)
+            slot.grad = None
             continue
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
         if grad.is_conj():
             grad.data = grad.detach().resolve_conj()  # autograd conjugates lazily; codecs need the values
         users_memory = slot.kept_grad
-        if storage_users(grad) > 1:
-            if slot.kept_grad or has_other_hooks(slot.parameter):
+        if not users_memory and storage_users(grad) > 1:
+            if has_other_hooks(slot.parameter):
                 unit.shared_memory = users_memory = True
             else:
                 # Autograd may share one memory among several gradients, or read it again; ours is overwritten.
@@ -284,36 +350,3 @@ class GradientTicket:
     def done(self) -> bool:
         """Whether the averaged gradients are there."""
         return self._exchanged.done()
-
-
-class UsedParameters:
-    """The number of ranks that used each parameter in a backward pass; it is summed over the ranks in the background.
-
-    Nobody waits for it where all parameters were used on this rank.
-    """
-
-    def __init__(self, engine: EngineView, slots: Sequence[Slot]) -> None:
-        self._engine, self._slots = engine, slots
-        self.all_here = all(slot.fired for slot in slots)
-        """Whether this rank used all of them."""
-        used = [slot.fired or slot.parameter.grad is not None for slot in slots]
-        for slot in slots:
-            if not slot.fired:
-                slot.kept_grad = slot.parameter.grad is not None
-        self._counts = torch.tensor(used, dtype=torch.int32)
-        self._work = dist.all_reduce(self._counts, group=engine.groups.control, async_op=True)
-
-    def wait(self) -> None:
-        """Return when all ranks have answered."""
-        with self._engine.communicating("the list of used parameters"):
-            self._work.wait()
-
-    def fill_with_zeros(self) -> None:
-        """Zeros for missing gradients that other ranks have, or that a codec's residual needs."""
-        engine = self._engine
-        engine.tell_peers(f"step {engine.step}: waiting for the ranks to say which parameters they used")
-        self.wait()
-        for slot, count in zip(self._slots, self._counts.tolist(), strict=True):
-            assert slot.unit is not None
-            if slot.parameter.grad is None and (count or slot.unit.codec.feedback):
-                slot.parameter.grad = torch.zeros_like(slot.alias)

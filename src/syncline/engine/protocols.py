@@ -154,6 +154,9 @@ class EngineView(WatchedEngine, Protocol):
     def tell_peers(self, doing: str) -> None:
         """Say what this rank is doing now; other ranks quote it when this one is lost."""
 
+    def abort(self, error: BaseException) -> None:
+        """Stop all that is in flight with this error, here and on the other ranks, which quote it."""
+
 
 class TunableEngine(EngineView, Protocol):
     """The part of the engine that only tuning needs."""

@@ -100,6 +100,7 @@ class Sync:
             self._in_flight,
             update=update,
             finish_backward=self._backward.finish,
+            dropped=self._backward.gradients_zeroed,
             stepped=self._after_step,
         )
         if self.world == 1:
@@ -137,6 +138,7 @@ class Sync:
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one per rank."""
         self.wait()
+        self._backward.commit_used(self._running.units)
         return flat_state(self._running.states(), self.step)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -197,8 +199,7 @@ class Sync:
             return
         if reason is not None and (leave or self._state.phase is Phase.BACKWARD):
             # Half a backward pass cannot be finished. Peers get the reason before they see that it fails.
-            self._peers.leave(reason)
-            self.executor.fail(reason)
+            self.abort(reason)
         try:
             if self.executor.failure is None:
                 self.wait()
@@ -304,6 +305,11 @@ class Sync:
 
     def fail(self, error: BaseException) -> None:
         """Stop all that is in flight with this error."""
+        self.executor.fail(error)
+
+    def abort(self, error: BaseException) -> None:
+        """Stop all that is in flight with this error, here and on the other ranks, which quote it."""
+        self._peers.leave(error)
         self.executor.fail(error)
 
     @property

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.engine.launch.run import norm
-from syncline.engine.launch.units import UnitRun, as_real
+from syncline.engine.launch.units import UnitRun, checksum
 from syncline.engine.process_groups import flattened, names_of, spread
 from syncline.engine.protocols import EngineView
 from syncline.errors import SynclineWarning, UsageError
@@ -30,7 +30,6 @@ faster than it sends it, or will send values that are long out of date.
 """
 
 _SHOWN = 3
-_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Sentinel:
@@ -142,16 +141,6 @@ class Sentinel:
                 if "error" in batch.state and not norm([batch.state["error"]]).isfinite():
                     del batch.state["error"]
         engine.replan(dense(engine.plan, {unit.row.name for unit in ready}))
-
-
-def checksum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's values read as integers, on its device: a single different bit changes it.
-
-    >>> int(checksum(torch.tensor([1.0, 2.0])) - checksum(torch.tensor([1.0, 1.0])))
-    8388608
-    """
-    values = as_real(tensor.detach().resolve_conj())
-    return values.view(_INTS[values.dtype.itemsize]).sum(dtype=torch.int64)
 
 
 def dense(plan: Plan, names: Collection[str]) -> Plan:

@@ -42,7 +42,7 @@ class InFlight:
     @property
     def marked(self) -> bool:
         """Whether tensors may be marked, so that compiled code must not read them."""
-        return self._state.in_flight or self._touches_observed
+        return self._state.in_flight or self._touches_observed or bool(self._arrivals)
 
     def add_gradients(self, unit: UnitRun, ticket: Ticket) -> None:
         """A unit's gradients are about to be exchanged: their touches wait."""

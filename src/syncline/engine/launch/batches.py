@@ -5,7 +5,7 @@ is one batch, and a launch runs its codec once per batch. A unit of several part
 into pieces; each piece is a launch with one batch. Codec state stays packed and is split by parameter on demand.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -37,6 +37,12 @@ class CodecBatch:
         """The codec's output by member: (index of the parameter in the unit, first value, values)."""
         for member, tensor in zip(self.members, self._batch.unpack(output), strict=True):
             yield member, 0, tensor
+
+    def of_members(self, state: Tensor, places: Collection[int]) -> list[Tensor]:
+        """Views of the parts of a packed state tensor that belong to these parameters of the unit."""
+        if state.numel() == torch.Size(self.shape).numel():  # one value per value of the gradient
+            return [values for place, _, values in self.outputs(state.view(self.shape)) if place in places]
+        return [row for place, row in zip(self.members, state, strict=True) if place in places]
 
     def dump(self) -> Iterator[tuple[str, str, int, Tensor]]:
         """The committed state by member: (parameter, key, first value, tensor)."""

@@ -33,8 +33,10 @@ def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
     run = LaunchRun(launch.batches, launch.context, buffers=launch.buffers if reuse else None)
     chained = launch.tentative if launch.chain else None
     before = [dict(batch.state) for batch in launch.batches] if chained is None else chained
+    unused = frozenset(place for place, target in enumerate(unit.targets) if target is None)
     begin = recorder.mark("encode")
-    requests = run.start(unit.grads, before)
+    given = before if not unused else [_zeroed(*pair, unused) for pair in zip(launch.batches, before, strict=True)]
+    requests = run.start(unit.grads, given)
     end = recorder.mark("encode")
     recorder.add("encode", "encode", begin, end, unit=label, step=step)
     number = 0
@@ -53,10 +55,40 @@ def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
         end = recorder.mark(lane)
         recorder.add(lane, name, begin, end, unit=label, step=step)
         number += 1
-    _deliver(launch, run, before)
+    _deliver(launch, run, before, unused)
 
 
-def _deliver(launch: Launch, run: "LaunchRun", before: list[dict[str, Tensor]]) -> None:
+def _zeroed(batch: CodecBatch, state: dict[str, Tensor], unused: frozenset[int]) -> dict[str, Tensor]:
+    """A batch's state without the residuals of parameters that no rank used: there is no gradient to send them with."""
+    if "error" not in state or unused.isdisjoint(batch.members):
+        return state
+    error = state["error"].clone()
+    for part in batch.of_members(error, unused):
+        part.zero_()
+    return {**state, "error": error}
+
+
+def _with_old_parts(
+    batch: CodecBatch, new: dict[str, Tensor], old: dict[str, Tensor], unused: frozenset[int]
+) -> dict[str, Tensor]:
+    """The new state of a batch, with the old one of parameters that no rank used."""
+    if unused.isdisjoint(batch.members):
+        return new
+    if not new and "error" in old:  # another codec's residual, which was sent for the other parameters
+        new = {"error": torch.zeros_like(old["error"])}
+    kept = {key: tensor.clone() for key, tensor in new.items()}
+    for key, tensor in kept.items():
+        parts = batch.of_members(tensor, unused)
+        if key in old:
+            for part, before in zip(parts, batch.of_members(old[key], unused), strict=True):
+                part.copy_(before)
+        elif key == "error":
+            for part in parts:
+                part.zero_()
+    return kept
+
+
+def _deliver(launch: Launch, run: "LaunchRun", before: list[dict[str, Tensor]], unused: frozenset[int]) -> None:
     """Write the averaged gradients back and keep the new codec states until a step commits them."""
     launch.norms = _norms(launch, run) if launch.measure else None
     after: list[dict[str, Tensor]] = []
@@ -64,7 +96,8 @@ def _deliver(launch: Launch, run: "LaunchRun", before: list[dict[str, Tensor]]) 
         assert result is not None
         # A product of factors spreads a broken value to all values; a sparsifier's output has only what was sent.
         product = batch.codec.spread and batch.codec.definition.carries == "factors"
-        after.append(_new_state(result.output, dict(result.state), old, check_one=product))
+        state = _new_state(result.output, dict(result.state), old, check_one=product)
+        after.append(_with_old_parts(batch, state, old, unused) if unused else state)
         for place, first, values in batch.outputs(result.output):
             launch.unit.receive(place, first, values)
     launch.tentative = after

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline import codecs
-from syncline._compat import storage_address, storage_users
+from syncline._compat import NoSubclasses, storage_address, storage_users
 from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.errors import UsageError
@@ -128,6 +128,10 @@ class UnitRun:
         """Whether somebody has read a gradient since the pass: views of it may have been made then."""
         self.uncommitted = False
         """Whether an exchange has left codec states that no step has committed."""
+        self.stepped = False
+        """Whether an optimizer has ever stepped with these gradients; if none does, they may be applied by hand."""
+        self._checksums: list[Tensor] = []
+        """The parameters' checksums at the end of the last pass, before the first step of an optimizer."""
         for slot in slots:
             slot.unit = self
 
@@ -149,12 +153,51 @@ class UnitRun:
         for launch in self.launches:
             launch.ready = launch.done = False
 
+    # A step in which gradients are used commits the codec states that their exchange left. The optimizer's step calls
+    # `commit` (engine/optimizer/step.py). If none ever steps, `was_applied_by_hand` decides, when the gradients are
+    # dropped and when the state is saved (engine/backward.py). All other gradients that are dropped are skipped steps.
+
     def commit(self) -> None:
-        """A step takes the averaged gradients: keep the codec states that their exchange left."""
+        """An optimizer steps with the averaged gradients: keep the codec states that their exchange left."""
+        self.stepped, self._checksums = True, []
+        self.keep_states()
+
+    def keep_states(self) -> None:
+        """Keep the codec states that the last exchange left."""
         if self.uncommitted:
             self.uncommitted = False
             for launch in self.launches:
                 launch.commit()
+
+    @property
+    def holds_uncommitted_state(self) -> bool:
+        """Whether the last exchange left codec states that are not committed; with nothing in flight."""
+        return self.uncommitted and self._has_state
+
+    @property
+    def _has_state(self) -> bool:
+        kept = any(batch.state for launch in self.launches for batch in launch.batches)
+        return kept or any(state for launch in self.launches for state in launch.tentative or ())
+
+    def note_parameters(self) -> None:
+        """The pass ends: note the parameters' values, to see later whether somebody has changed them."""
+        self._checksums = []
+        if self.codec.feedback or self._has_state:
+            with NoSubclasses():
+                self._checksums = [checksum(slot.parameter) for slot in self.slots]
+
+    def was_applied_by_hand(self) -> bool:
+        """Whether somebody has changed the parameters since the pass, and no optimizer has ever stepped with them."""
+        with NoSubclasses():
+            noted = zip(self.slots, self._checksums, strict=False)
+            return any(not torch.equal(checksum(slot.parameter), before) for slot, before in noted)
+
+    def gradients_were_dropped(self) -> bool:
+        """Whether the gradients of the last pass were replaced or zeroed, so that nothing is accumulated onto them."""
+        grads = [(slot.parameter.grad, slot.grad) for slot in self.slots]
+        if any(now is not then for now, then in grads):
+            return True
+        return not any(bool(now.any()) for now, _ in grads if now is not None)
 
     def forget_gradients(self) -> None:
         """Nothing is in flight: drop references to gradients, so that the user can free them."""
@@ -196,6 +239,19 @@ class UnitRun:
 def as_real(tensor: Tensor) -> Tensor:
     """The tensor itself, or the view of a complex one that codecs work on, as in `plan.shape_of`."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's values read as integers, on its device: a single different bit changes it.
+
+    >>> int(checksum(torch.tensor([1.0, 2.0])) - checksum(torch.tensor([1.0, 1.0])))
+    8388608
+    """
+    values = as_real(tensor.detach().resolve_conj())
+    return values.view(_INTS[values.dtype.itemsize]).sum(dtype=torch.int64)
 
 
 def build_units(

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,13 +37,17 @@ class Stepper:
         *,
         update: str | None,
         finish_backward: Callable[[], None],
+        dropped: Callable[[Sequence[UnitRun]], None],
         stepped: Callable[[bool], None],
     ) -> None:
-        """`stepped(first)` is called after a step; `first`: no other optimizer has stepped since the backward pass."""
+        """`stepped(first)` is called after a step; `first`: no other optimizer has stepped since the backward pass.
+
+        `dropped(units)` is called before gradients are zeroed with which no optimizer has stepped.
+        """
         if update not in (None, "unit", "whole"):
             raise UsageError(f"update is '{update}': use 'unit', 'whole' or None (by the optimizer's kind)")
         self._engine, self._state, self._in_flight, self._update = engine, state, in_flight, update
-        self._finish_backward, self._stepped = finish_backward, stepped
+        self._finish_backward, self._dropped, self._stepped = finish_backward, dropped, stepped
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
         self.stepping: torch.optim.Optimizer | None = None
@@ -257,17 +261,15 @@ class Stepper:
         self._finish_backward()
         set_to_none = kwargs.get("set_to_none", args[0] if args else True)
         parameters = [p for group in adopted.optimizer.param_groups for p in group["params"]]
-        updated = set(self._in_flight.updates)
+        slots = [slot for p in parameters if (slot := self._slots.get(id(p))) is not None]
+        units = dict.fromkeys(slot.unit for slot in slots if slot.unit is not None and slot.unit.uncommitted)
+        self._dropped([unit for unit in units if unit not in self._in_flight.updates])
         later = [] if set_to_none or self._state.phase is not Phase.UPDATING else self._zero_in_flight(parameters)
         for p, _ in later:
             p.grad = None
         adopted.original["zero_grad"](*args, **kwargs)
         for p, grad in later:
             p.grad = grad
-        for p in parameters:
-            slot = self._slots.get(id(p))
-            if slot is not None and slot.unit is not None and slot.unit not in updated:
-                slot.unit.uncommitted = False
 
     def _zero_in_flight(self, parameters: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Zero marked gradients when their averages and updates are done; returns them with their parameters."""
