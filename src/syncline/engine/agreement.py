@@ -1,4 +1,4 @@
-"""What ranks agree on in every backward pass: the parameters that were used, and the parameters that are frozen.
+"""Agreement of the ranks in a backward pass: the parameters that were used, and the parameters that are frozen.
 
 Both are one all-reduce of the same size over the control group. So a rank that has frozen parameters alone meets the
 others' report of used parameters, and all of them see at once that the ranks differ.
@@ -42,8 +42,8 @@ class UsedParameters:
         engine = self._engine
         with engine.communicating("the list of used parameters"):
             self._work.wait()
-        sums, announced = self._sums.tolist(), _announcing(engine, self._sums)
-        if announced:
+        if self._sums[len(engine.slots) :].any():
+            sums, announced = self._sums.tolist(), _announcing(engine, self._sums)
             frozen = [s.name for s in engine.slots if sums[s.index] // _TRAINS < len(announced) and s.unit is not None]
             trained = [s.name for s in engine.slots if sums[s.index] // _TRAINS and s.unit is None]
             error = _differ(engine, announced, frozen, trained)
