@@ -40,8 +40,9 @@ class Merge:
 
     The answer is an `Out`: the mean as it arrived, and `own`, this rank's contribution to it after compression. If
     an exchange encodes a partial sum again, the rank that does so subtracts the loss from its `own`. So the mean of
-    `own` over the ranks is always the mean that arrived. `mean=False` asks for the sum. `own=False` says that nobody
-    reads `own`, so it need not be computed. `scratch=True` allows the exchange to overwrite the tensor.
+    `own` over the ranks is the mean that arrived, but for the rounding of a backend's sum in half precision.
+    `mean=False` asks for the sum. `own=False` says that nobody reads `own`, so it need not be computed.
+    `scratch=True` allows the exchange to overwrite the tensor.
     """
 
     tensor: Tensor
