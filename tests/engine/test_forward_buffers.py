@@ -1,11 +1,13 @@
 """Buffers are rank 0's before every forward that DDP sends them for: several forwards before a backward."""
 
 import gc
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from equality_ways import Ddp, Ours
+from loops.references import Ddp
+from loops.ways import Ours
 from torch import Tensor, nn
 
 from ranks import run_ranks
@@ -74,10 +76,10 @@ def loop(way: Any, rank: int) -> list[Tensor]:
     return seen
 
 
-def both(rank: int, world: int, exchange: str) -> list[int]:
+def both(rank: int, world: int) -> list[int]:
     results = []
-    for make in (Ddp, Ours):
-        way: Any = make(dist.group.WORLD, exchange)
+    for make in (Ddp, partial(Ours, way="fine")):
+        way: Any = make(dist.group.WORLD)
         results.append(loop(way, rank))
         del way
         gc.collect()
@@ -85,4 +87,4 @@ def both(rank: int, world: int, exchange: str) -> list[int]:
 
 
 def test_every_forward_has_the_buffers_that_it_has_with_ddp() -> None:
-    assert run_ranks(both, 2, "slow_exchange:slow(ms=4)") == [[], []]
+    assert run_ranks(both, 2) == [[], []]

@@ -3,12 +3,15 @@
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from equality_ways import Ddp, Ours
+from loops.references import Ddp
+from loops.ways import Ours
 from torch import Tensor, nn
 
 import syncline
@@ -157,17 +160,15 @@ LOOPS: dict[str, Callable[..., Seen]] = {
 }
 
 
-def both_ways(rank: int, world: int, exchange: str) -> dict[str, list[str]]:
+def both_ways(rank: int, world: int) -> dict[str, list[str]]:
     """For every loop, where `attach` differs from DDP."""
-    import torch.distributed as dist
-
     problems: dict[str, list[str]] = {}
     for name, loop in LOOPS.items():
         results = []
-        for make in (Ddp, Ours):
+        for make in (Ddp, partial(Ours, way="fine")):
             inner = model()
             optimizer = torch.optim.SGD(inner.parameters(), lr=LR, momentum=0.9)
-            way: Any = make(dist.group.WORLD, exchange)
+            way: Any = make(dist.group.WORLD)
             try:
                 net = way.attach(inner, (optimizer,), False)
                 seen = loop(net, inner, optimizer, rank)
@@ -213,9 +214,43 @@ def test_gradients_that_nobody_shares_are_not_waited_for() -> None:
     assert not [text for text in said if "share memory" in text]
 
 
+def hook_errors(rank: int, world: int) -> list[str]:
+    """What hooks cannot do, and what a step after the error gives."""
+    errors = []
+    for fault in ("reads another", "removes"):
+        inner = model()
+        first, last = inner[0].weight, inner[4].weight
+        optimizer = torch.optim.SGD(inner.parameters(), lr=LR)
+        plan = syncline.plan.default_plan(
+            [syncline.plan.Shape(n, tuple(p.shape), p.dtype) for n, p in inner.named_parameters()], group_bytes=0
+        )
+        sync = syncline.attach(inner, optimizer, plan=plan)
+
+        def hook(p: Tensor, fault: str = fault, last: Tensor = last) -> None:
+            if fault == "removes":
+                p.grad = None
+            else:
+                assert last.grad is not None
+                last.grad.norm()
+
+        first.register_post_accumulate_grad_hook(hook)
+        try:
+            backward(inner, 0, rank)
+        except syncline.UsageError as error:
+            errors.append(str(error))
+        sync.close(reuse_groups=False)
+    return errors
+
+
+def test_hooks_that_would_make_ranks_train_apart_raise() -> None:
+    for reads, removes in run_ranks(hook_errors, 2):
+        assert "a hook read .grad of a parameter that is being averaged ('4.weight', '4.bias')" in reads
+        assert "a hook of '0.weight' removed its gradient before it was averaged over the ranks" in removes
+
+
 @pytest.fixture(scope="module")
 def differences() -> list[dict[str, list[str]]]:
-    return run_ranks(both_ways, 2, "slow_exchange:slow(ms=4)")
+    return run_ranks(both_ways, 2)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
