@@ -382,6 +382,30 @@ def is_dtensor(tensor: Tensor) -> bool:
     return type(tensor).__name__ == "DTensor" or hasattr(tensor, "_local_tensor")
 
 
+def is_fsdp_managed(module: Any) -> bool:
+    """Whether FSDP (1 or 2) shards the parameters of this module."""
+    return bool(getattr(module, "_is_fsdp_managed_module", False))
+
+
+def module_tables(model: Any) -> list[dict[str, Any]]:
+    """The dicts that hold the parameters and the children of every module; they change with the model."""
+    return [table for module in model.modules() for table in (module._parameters, module._modules)]
+
+
+def accumulator_is_held(parameter: Tensor) -> bool:
+    """Whether somebody holds the autograd node that accumulates this gradient: a live graph, or DDP's reducer.
+
+    Without a holder, every access makes a new node, without the metadata of the last one.
+    """
+
+    def node() -> Any:
+        with torch.enable_grad():
+            return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+    node().metadata["syncline"] = True
+    return node().metadata.pop("syncline", None) is not None
+
+
 def ddp_ignored(module: Any) -> bool:
     """Whether the module has a list of parameters that torch's DDP is to ignore."""
     return bool(getattr(module, "_ddp_params_and_buffers_to_ignore", None))

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from syncline._compat import is_dtensor
+from syncline.engine.attached_models import refuse_attached
+from syncline.engine.other_wrappers import refuse_wrapped
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.engine.sync import Sync
 from syncline.engine.tuning.choose import allowed_codecs
@@ -66,9 +69,7 @@ def attach(
     """
     parent = parent_group(process_group)
     groups = Groups(parent, timeout_of(parent, timeout))
-    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
-    if not named:
-        raise UsageError("the model has no floating-point parameters: there is nothing to train")
+    named = _parameters(model)
     device = _device_of([p for _, p in named])
     shapes = [shape_of(name, p) for name, p in named]
     allowed = None if compress is None else allowed_codecs(compress, device=device.type)
@@ -94,6 +95,24 @@ def attach(
     if recorder is None:
         record_attached(model, list(optimizers))  # SYNCLINE_TRACE
     return sync
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that can train, if an engine can be attached to them."""
+    if torch.is_inference_mode_enabled():
+        raise UsageError("attach was called under torch.inference_mode: call it outside, where the model trains")
+    everything = list(model.named_parameters())
+    if lazy := [name for name, p in everything if is_lazy(p)]:
+        raise UsageError(f"parameter '{lazy[0]}' has no shape yet: call the model once on an input before attach")
+    refuse_wrapped(model)
+    refuse_attached(model, everything)
+    if inference := [name for name, p in everything if p.is_inference()]:
+        raise UsageError(
+            f"parameter '{inference[0]}' was made under torch.inference_mode: make the model outside of it"
+        )
+    if not any(p.requires_grad for _, p in everything):
+        raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
+    return [(name, p) for name, p in everything if p.is_floating_point() or p.is_complex()]
 
 
 def _device_of(parameters: Sequence[Tensor]) -> torch.device:

@@ -20,6 +20,7 @@ from syncline._compat import (
     storage_users,
 )
 from syncline.engine.agreement import UsedParameters, agree_on_frozen
+from syncline.engine.attached_models import refuse_attached
 from syncline.engine.inflight.buffers import broadcast_buffers
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real
@@ -48,11 +49,15 @@ class Backward:
         seed: int,
         buffers: bool,
         measure: Callable[[int], bool],
+        check_model: Callable[[], None],
         began: Callable[[Sequence[bool]], None],
     ) -> None:
-        """`measure(step)`: whether the sentinel needs norms of this step; `began`: is told which parameters train."""
+        """`measure(step)`: whether the sentinel needs norms of this step; `check_model` raises if the model has other
+        parameters now; `began`: is told which parameters train.
+        """
         self._engine, self._state, self._in_flight, self._running = engine, state, in_flight, running
         self._seed, self._measure, self._began = seed, measure, began
+        self._check_model = check_model
         self.buffers = sum(b.numel() > 0 for b in engine.model.buffers()) if buffers else 0
         """Buffers that are sent after every pass."""
         self.exchanges = True
@@ -157,6 +162,7 @@ class Backward:
         executor = engine.executor
         if executor.failure is not None:
             raise executor.failure
+        self._check_model()
         if [slot.parameter.requires_grad for slot in engine.slots] != running.trained:
             self._frozen_parameters_changed()
         engine.tell_peers(f"step {engine.step}: backward")
@@ -173,6 +179,8 @@ class Backward:
 
     def _frozen_parameters_changed(self) -> None:
         """Build units again; every rank must have frozen the same parameters."""
+        engine = self._engine
+        refuse_attached(engine.model, [(slot.name, slot.parameter) for slot in engine.slots], engine)
         self.add_hooks()
         agree_on_frozen(self._engine, self._running.trained)
         self._running.build()

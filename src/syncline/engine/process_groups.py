@@ -38,6 +38,8 @@ def parent_group(given: GroupLike) -> dist.ProcessGroup:
         )
     if given is None:
         return world_group()
+    if _outside(given):
+        raise UsageError("this rank is not a member of the process group: call attach only on the ranks of the group")
     if isinstance(given, DeviceMesh):
         if given.ndim != 1:
             names = ", ".join(f"mesh['{name}']" for name in given.mesh_dim_names or ())
@@ -48,6 +50,13 @@ def parent_group(given: GroupLike) -> dist.ProcessGroup:
             f"process_group is a {type(given).__name__}: give a ProcessGroup or one dimension of a DeviceMesh"
         )
     return given
+
+
+def _outside(given: Any) -> bool:
+    """Whether this rank is not in the group; torch gives a number in place of such a group."""
+    if isinstance(given, DeviceMesh):
+        return given.get_coordinate() is None
+    return bool(given is dist.GroupMember.NON_GROUP_MEMBER)
 
 
 @dataclass(eq=False)

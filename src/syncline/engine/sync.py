@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syncline.engine.attached_models import ModelChanges, remember
 from syncline.engine.backward import Backward
 from syncline.engine.executors.serial import SerialExecutor
 from syncline.engine.executors.threads import ThreadExecutor
@@ -30,6 +31,7 @@ from syncline.engine.inflight.unguarded import guard_process
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
+from syncline.engine.other_wrappers import refuse_wrapping
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import Executor, StepObserver, Ticket
 from syncline.engine.running_plan import RunningPlan
@@ -82,6 +84,7 @@ class Sync:
         self._state = StepState()
         self._running = RunningPlan(plan, shapes, self.slots, groups)
         self._in_flight = InFlight(self, self._state)
+        changes = ModelChanges(model, self.slots)
         self._sentinel = Sentinel(self, every=sentinel)
         self.auto = Tuner(self, allowed) if tune and self.world > 1 else None
         self._backward = Backward(
@@ -92,6 +95,7 @@ class Sync:
             seed=seed,
             buffers=buffers,
             measure=self._sentinel.due,
+            check_model=changes.check,
             began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
         )
         self.stepper = Stepper(
@@ -99,10 +103,13 @@ class Sync:
             self._state,
             self._in_flight,
             update=update,
+            check_model=changes.check,
             finish_backward=self._backward.finish,
             dropped=self._backward.gradients_zeroed,
             stepped=self._after_step,
         )
+        self._allow_wrapping = refuse_wrapping(model.parameters())
+        remember(self)
         if self.world == 1:
             return
         self._peers = PeerMonitor(self)
@@ -196,6 +203,7 @@ class Sync:
         if self.closed or self.world == 1:
             self._state.close()
             self._leave_recorder()
+            self._allow_wrapping()
             return
         if reason is not None and (leave or self._state.phase is Phase.BACKWARD):
             # Half a backward pass cannot be finished. Peers get the reason before they see that it fails.
@@ -211,6 +219,7 @@ class Sync:
     def _end(self, reason: BaseException | None) -> None:
         """Restore everything and end all threads, without waiting."""
         self._state.close()
+        self._allow_wrapping()
         self._leave_recorder()
         self._backward.close()
         self._in_flight.release()

@@ -27,7 +27,10 @@ class OptimizerFinder:
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         owner, stepper = adopted(optimizer), self._stepper
-        if (owner is not None and owner.methods is stepper) or not stepper.has_ours(optimizer):
+        if owner is not None and owner.methods is stepper:
+            return
+        if not stepper.has_ours(optimizer):
+            stepper.check_model()  # it may have what was put in place of our parameters
             return
         stepper.check_not_in_backward(optimizer)
         self._engine.wait()

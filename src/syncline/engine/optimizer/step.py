@@ -16,6 +16,7 @@ from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
 from syncline.engine.optimizer.adoption import Adopted, adopted, replace_closure
 from syncline.engine.optimizer.partial_step import Settings, settings, step_part, why_whole
 from syncline.engine.optimizer.waiting_state import WaitingState, is_held_by_others
+from syncline.engine.other_wrappers import refuse_horovod
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.step_state import Phase, StepState
 from syncline.errors import UsageError
@@ -36,18 +37,21 @@ class Stepper:
         in_flight: InFlight,
         *,
         update: str | None,
+        check_model: Callable[[], None],
         finish_backward: Callable[[], None],
         dropped: Callable[[Sequence[UnitRun]], None],
         stepped: Callable[[bool], None],
     ) -> None:
         """`stepped(first)` is called after a step; `first`: no other optimizer has stepped since the backward pass.
 
-        `dropped(units)` is called before gradients are zeroed with which no optimizer has stepped.
+        `dropped(units)` is called before gradients are zeroed with which no optimizer has stepped. `check_model` raises
+        if the model has other parameters now.
         """
         if update not in (None, "unit", "whole"):
             raise UsageError(f"update is '{update}': use 'unit', 'whole' or None (by the optimizer's kind)")
         self._engine, self._state, self._in_flight, self._update = engine, state, in_flight, update
-        self._finish_backward, self._dropped, self._stepped = finish_backward, dropped, stepped
+        self.check_model, self._finish_backward = check_model, finish_backward
+        self._dropped, self._stepped = dropped, stepped
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
         self.stepping: torch.optim.Optimizer | None = None
@@ -57,6 +61,7 @@ class Stepper:
         """Replace an optimizer's `step` and the methods that must wait for updates in flight."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
+        refuse_horovod(optimizer)
         if not self.has_ours(optimizer):
             raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
         owner = adopted(optimizer)
