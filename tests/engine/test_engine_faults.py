@@ -313,13 +313,15 @@ def misfits(rank: int, world: int) -> dict[str, Any]:
 
 def test_plans_and_models_that_differ_are_an_error_on_every_rank() -> None:
     done = run_ranks(misfits, 3)
-    options = "attach's seed, sentinel, buffers, tune or auto differ between the ranks: ranks 1, 2 not as on rank 0"
     for d in done:
         assert d["said"] == {
-            "plans": "plans differ between the ranks: rank 1 not as on rank 0",
-            "models": "the models' parameters differ between the ranks: rank 2 not as on rank 0",
-            "seeds": options,
-            "sentinels": options,
+            "plans": "plans differ between the ranks: rank 1 has 'unit weight..bias: powersgd(rank=2) over allreduce,"
+            " partitions 1', and rank 0 has 'unit weight..bias: none over allreduce, partitions 1'",
+            "models": "the models' parameters differ between the ranks: rank 2 has 'weight: (5, 4) torch.float32', and"
+            " rank 0 has 'weight: (4, 4) torch.float32'",
+            "seeds": "attach's options differ between the ranks: rank 1 has 'seed: 1', and rank 0 has 'seed: 0'",
+            "sentinels": "attach's options differ between the ranks: rank 1 has 'sentinel: 1', and rank 0 has"
+            " 'sentinel: 0'",
         }
         assert d["threads"] == []
         assert d["parameters"] == done[0]["parameters"]

@@ -104,12 +104,12 @@ def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     everything = list(model.named_parameters())
     if lazy := [name for name, p in everything if is_lazy(p)]:
         raise UsageError(f"parameter '{lazy[0]}' has no shape yet: call the model once on an input before attach")
-    refuse_wrapped(model)
-    refuse_attached(model, everything)
     if inference := [name for name, p in everything if p.is_inference()]:
         raise UsageError(
             f"parameter '{inference[0]}' was made under torch.inference_mode: make the model outside of it"
         )
+    refuse_wrapped(model)
+    refuse_attached(model, everything)
     if not any(p.requires_grad for _, p in everything):
         raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
     return [(name, p) for name, p in everything if p.is_floating_point() or p.is_complex()]

@@ -3,13 +3,14 @@
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from syncline._compat import is_fsdp_managed, module_tables
 from syncline.engine.launch.units import Slot
-from syncline.engine.other_wrappers import refuse_wrapped
+from syncline.engine.other_wrappers import refuse_around_attached, refuse_wrapped, wrapper_of
 from syncline.errors import UsageError
 
 
@@ -26,11 +27,28 @@ class AttachedEngine(Protocol):
 
 _BOTH = "nn.ModuleList([first, second]), with all optimizers"
 _engines: "weakref.WeakSet[AttachedEngine]" = weakref.WeakSet()
+_hooks: list[Any] = []
+"""The one hook on modules that become part of others, while engines are open."""
 
 
 def remember(engine: AttachedEngine) -> None:
-    """An engine was made; it counts until it is closed."""
+    """An engine was made: from now on its model may not be wrapped, nor its parameters be attached again."""
     _engines.add(engine)
+    if not _hooks:
+        _hooks.append(register_module_module_registration_hook(_registered))
+
+
+def forget(engine: AttachedEngine) -> None:
+    """An engine was closed."""
+    _engines.discard(engine)
+    while _hooks and not _engines:
+        _hooks.pop().remove()
+
+
+def _registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    if wrapper_of(type(parent)) is not None and child is not None:
+        attached = {id(slot.parameter) for engine in _others(None) for slot in engine.slots}
+        refuse_around_attached(parent, child, attached)
 
 
 def refuse_attached(model: nn.Module, named: Iterable[tuple[str, Tensor]], engine: object = None) -> None:
@@ -64,10 +82,10 @@ class ModelChanges:
         """Raise if the model has a trained parameter that it did not have at attach. About 0.2 us per module."""
         if self._now() == self._ids:
             return
+        if any(is_fsdp_managed(module) for module in self._model.modules()):
+            refuse_wrapped(self._model)
         for name, p in self._model.named_parameters():
             if isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in self._known:
-                if any(is_fsdp_managed(module) for module in self._model.modules()):
-                    refuse_wrapped(self._model)
                 raise UsageError(
                     f"parameter '{name}' is not the one that was attached (a new module, load_state_dict(assign=True),"
                     " a conversion): call close() before you change a model's parameters, and attach it again"

@@ -1,18 +1,17 @@
 """Detection of wrappers that synchronise the same model: DDP, FSDP, DeepSpeed, DataParallel, and Horovod's optimizer.
 
 Classes are recognised by name and package, so nothing is imported. Before attach: the model, one of its modules, or a
-live wrapper that holds its parameters. After attach: torch tells us when a module becomes part of another one, which is
-the first thing that a wrapper does.
+live wrapper that holds its parameters. After attach: torch tells us when a module becomes part of another one, and a
+wrapper's module does (`attached_models.py`).
 """
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch import nn
 
 from syncline._compat import accumulator_is_held, is_fsdp_managed
 from syncline.errors import UsageError
@@ -71,19 +70,13 @@ def refuse_horovod(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def refuse_wrapping(parameters: Iterable[Tensor]) -> Callable[[], None]:
-    """From now on, raise in every wrapper that is made around a module with one of these; returns an undo function."""
-    attached = {id(p) for p in parameters}
-
-    def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        wrapper = wrapper_of(type(parent))
-        if wrapper is None or child is None or attached.isdisjoint(map(id, child.parameters())):
-            return
+def refuse_around_attached(parent: nn.Module, child: nn.Module, attached: Collection[int]) -> None:
+    """Raise if `parent` is a wrapper that is made around a module with attached parameters (given by their ids)."""
+    wrapper = wrapper_of(type(parent))
+    if wrapper is not None and any(id(p) in attached for p in child.parameters()):
         raise UsageError(
             f"the model is attached, and {_title(wrapper)} around it would synchronise it again: {wrapper.instead}"
         )
-
-    return register_module_module_registration_hook(registered).remove
 
 
 def wrapper_of_name(name: str) -> Wrapper:
@@ -109,6 +102,8 @@ def _around(model: nn.Module) -> Wrapper | None:
 
 def _holder(parameters: set[int]) -> Wrapper | None:
     kinds = {kind: wrapper for kind in _subclasses(nn.Module) if (wrapper := wrapper_of(kind)) is not None}
+    # Our own wrapper attaches its module: `attached_models` knows about that one.
+    kinds = {kind: wrapper for kind, wrapper in kinds.items() if wrapper.package != "syncline"}
     for found in gc.get_referrers(*kinds):  # an instance refers to its class
         if type(found) in kinds and not parameters.isdisjoint(map(id, found.parameters())):
             return kinds[type(found)]

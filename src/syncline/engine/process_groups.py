@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -136,21 +137,28 @@ class Groups:
         return torch.stack(rows)
 
     def agree(self, text: str, what: str) -> None:
-        """Raise on every rank unless all have the same text."""
+        """Raise on every rank unless all have the same text; the error shows the first line that differs."""
         digest = hashlib.sha256(text.encode()).digest()[:8]
         rows = self.gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
-        odd = [self.ranks[r] for r in range(self.world) if not torch.equal(rows[r], rows[0])]
+        odd = [r for r in range(self.world) if not torch.equal(rows[r], rows[0])]
         if odd:
-            raise UsageError(f"{what} differ between the ranks: {names_of(odd)} not as on rank {self.ranks[0]}")
+            first, other = (self._text_of(rank, text).splitlines() for rank in (0, odd[0]))
+            here, there = next(pair for pair in zip_longest(other, first) if pair[0] != pair[1])
+            shown = f"rank {self.ranks[odd[0]]} {_has(here)}, and rank {self.ranks[0]} {_has(there)}"
+            raise UsageError(f"{what} differ between the ranks: {shown}")
 
     def text_of_rank_0(self, text: str) -> str:
         """Rank 0's text, on every rank."""
+        return self._text_of(0, text)
+
+    def _text_of(self, rank: int, text: str) -> str:
+        """The text of a rank of the group, on every rank."""
         content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         size = torch.tensor([content.numel()])
-        dist.broadcast(size, src=self.ranks[0], group=self.control)
-        if self.rank:
+        dist.broadcast(size, src=self.ranks[rank], group=self.control)
+        if self.rank != rank:
             content = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(content, src=self.ranks[0], group=self.control)
+        dist.broadcast(content, src=self.ranks[rank], group=self.control)
         return bytes(content.tolist()).decode()
 
     def broadcast(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -158,6 +166,10 @@ class Groups:
         for flat, members in flattened(tensors):
             dist.broadcast(flat, src=self.ranks[0], group=group or self.rounds[0])
             spread(flat, members)
+
+
+def _has(line: str | None) -> str:
+    return "has nothing in its place" if line is None else f"has '{line}'"
 
 
 def flattened(tensors: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncline.engine.attached_models import ModelChanges, remember
+from syncline.engine import attached_models
 from syncline.engine.backward import Backward
 from syncline.engine.executors.serial import SerialExecutor
 from syncline.engine.executors.threads import ThreadExecutor
@@ -31,7 +31,6 @@ from syncline.engine.inflight.unguarded import guard_process
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
-from syncline.engine.other_wrappers import refuse_wrapping
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import Executor, StepObserver, Ticket
 from syncline.engine.running_plan import RunningPlan
@@ -84,7 +83,7 @@ class Sync:
         self._state = StepState()
         self._running = RunningPlan(plan, shapes, self.slots, groups)
         self._in_flight = InFlight(self, self._state)
-        changes = ModelChanges(model, self.slots)
+        changes = attached_models.ModelChanges(model, self.slots)
         self._sentinel = Sentinel(self, every=sentinel)
         self.auto = Tuner(self, allowed) if tune and self.world > 1 else None
         self._backward = Backward(
@@ -108,8 +107,7 @@ class Sync:
             dropped=self._backward.gradients_zeroed,
             stepped=self._after_step,
         )
-        self._allow_wrapping = refuse_wrapping(model.parameters())
-        remember(self)
+        attached_models.remember(self)
         if self.world == 1:
             return
         self._peers = PeerMonitor(self)
@@ -118,7 +116,7 @@ class Sync:
         self._finder: OptimizerFinder | None = None
         self._unguard = guard_process(self._backward.tensor_swapped)
         try:
-            self._start(optimizers, f"{seed} {sentinel} {self._backward.buffers}")
+            self._start(optimizers, f"seed: {seed}\nsentinel: {sentinel}\nbuffers: {self._backward.buffers}")
         except BaseException as error:
             self._end(error)
             raise
@@ -162,7 +160,7 @@ class Sync:
             return
         self.wait()
         with self.communicating("replan"), self.on_device():
-            self.groups.agree(plan.hash, "plans")
+            self.groups.agree(_text_of(plan), "plans")
             self._running.plan = plan
             self._running.connect()
         self._running.build()
@@ -203,7 +201,7 @@ class Sync:
         if self.closed or self.world == 1:
             self._state.close()
             self._leave_recorder()
-            self._allow_wrapping()
+            attached_models.forget(self)
             return
         if reason is not None and (leave or self._state.phase is Phase.BACKWARD):
             # Half a backward pass cannot be finished. Peers get the reason before they see that it fails.
@@ -219,7 +217,7 @@ class Sync:
     def _end(self, reason: BaseException | None) -> None:
         """Restore everything and end all threads, without waiting."""
         self._state.close()
-        self._allow_wrapping()
+        attached_models.forget(self)
         self._leave_recorder()
         self._backward.close()
         self._in_flight.release()
@@ -268,11 +266,12 @@ class Sync:
 
     def _agree(self, options: str) -> None:
         """Raise on every rank unless all attach the same model in the same way."""
-        description = "\n".join(f"{s.name} {s.shape} {s.dtype}" for s in self.shapes)
-        self.groups.agree(description, "the models' parameters")
-        self.groups.agree(self.plan.hash, "plans")
+        frozen = ["" if slot.parameter.requires_grad else ", frozen" for slot in self.slots]
+        rows = [f"{s.name}: {s.shape} {s.dtype}{f}" for s, f in zip(self.shapes, frozen, strict=True)]
+        self.groups.agree("\n".join(rows), "the models' parameters")
+        self.groups.agree(_text_of(self.plan), "plans")
         tuned = None if self.auto is None else self.auto.allowed or "order"
-        self.groups.agree(f"{options} {tuned}", "attach's seed, sentinel, buffers, tune or auto")
+        self.groups.agree(f"{options}\ntune: {tuned}", "attach's options")
 
     def _make_executor(self, workers: int) -> Executor:
         if self.device.type == "cuda":
@@ -356,3 +355,9 @@ class Sync:
         if self._compiled.step_must_wait:
             self.say("the model runs inside compiled code: every step waits for its updates")
             self.wait()
+
+
+def _text_of(plan: Plan) -> str:
+    """A plan for the ranks to compare; the hash covers what the other lines leave out."""
+    rows = [f"unit {u.name}: {u.codec} over {u.exchange}, partitions {u.partitions}" for u in plan.units]
+    return "\n".join([*rows, f"plan {plan.hash}"])

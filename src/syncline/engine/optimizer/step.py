@@ -123,6 +123,8 @@ class Stepper:
             self._engine.say("a closure evaluates the model inside step: every step waits for all gradients")
             return self._step_with_closure(adopted, with_closure)
         self._finish_backward()
+        if not self._state.in_flight:
+            self.check_model()  # no gradient has come since the last step
         state = self.guard_state(optimizer)
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
         if adopted.whole or scaled or state is None or not self._state.in_flight:
