@@ -234,7 +234,25 @@ def _kill_during_the_write(folder):
     return ""
 
 
-@pytest.mark.parametrize("harm", [_truncate, _lose_a_file, _kill_during_the_write])
+def _change_a_shape(folder):
+    part = folder / "checkpoints" / "step-00000007" / "rank0.pt"
+    content = torch.load(part, weights_only=True)
+    content["parameters"][0]["net.second.bias"] = torch.zeros(3)
+    torch.save(content, part)
+    return "it is not of this model: 'net.second.bias' is missing or has another shape"
+
+
+def _put_pipes(folder):
+    for path in (folder / "checkpoints" / "step-00000007" / "rank1.pt", *folder.glob("runs/*/rank0.steps.jsonl")):
+        path.unlink()
+        os.mkfifo(path)
+    return "rank1.pt cannot be read: it is not a regular file"
+
+
+HARMS = [_truncate, _lose_a_file, _kill_during_the_write, _change_a_shape, _put_pipes]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(harm, copy, finished, tmp_path):
     problem = harm(copy)
     (copy / "results.json").unlink()

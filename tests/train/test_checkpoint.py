@@ -2,13 +2,13 @@
 
 import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
+from checkpoint_content import CPU, content
 from torch import nn
 
 from ranks import run_ranks
@@ -16,36 +16,15 @@ from resumable import ErrorFeedback
 from syncline.errors import UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint import files as checkpoint
-from syncline.train.checkpoint.content import FORMAT
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
 from syncline.train.config import Train
 from syncline.train.rank.snapshot import Snapshots
 from syncline.train.strategies import Context, Strategy
 
-CPU = torch.device("cpu")
-
-
-def _content(step, **extra):
-    """A rank's part without parameters and optimizers."""
-    series = torch.zeros(min(step, 1000), dtype=torch.float64)
-    history = {**vars(History()), "losses": series, "step_ms": series}
-    empty = {key: [] for key in ("buffers", "synchronisers", "parameters", "optimizers")}
-    settings = {"strategy": "mine", "train": asdict(Train()), "steps": 5}
-    who = {"format": FORMAT, "step": step, "rank": 0, "workers": 1}
-    return {
-        **who,
-        **settings,
-        "history": history,
-        "random": random_state(CPU),
-        **empty,
-        "x": torch.arange(1000),
-        **extra,
-    }
-
 
 def _write(folder, step, *, barrier=lambda: None, **extra):
-    checkpoint.write(folder, _content(step, **extra), rank=0, workers=1, barrier=barrier)
+    checkpoint.write(folder, content(step, **extra), rank=0, workers=1, barrier=barrier)
 
 
 def _names(folder):

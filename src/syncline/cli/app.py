@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from syncline import trust
-from syncline.errors import PeerError, UsageError, unknown
+from syncline.errors import PeerError, RankFailure, UsageError, unknown
 from syncline.report.figures import printable
 
 _LONGEST_LINE = 4000
@@ -112,8 +112,13 @@ def _reported_errors() -> Iterator[None]:
     except PeerError as error:
         _complain(f"{error}; what had finished is kept")
         raise typer.Exit(1) from None
+    except RankFailure as failure:
+        if failure.traceback:
+            print(printable(failure.traceback).rstrip(), file=sys.stderr)
+        _complain(failure)
+        raise typer.Exit(1) from None
     except _ArgumentError as error:
-        _complain(f"{_message(error)}; see {error.ctx.command_path} --help")
+        _complain(f"{_message(error)}; see {_command_path(error)} --help")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         print("syncline: interrupted; what had finished is kept", file=sys.stderr)
@@ -131,9 +136,14 @@ def _reported_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+def _command_path(error: Any) -> str:
+    """The command with the wrong arguments; the parser does not always say which one it is."""
+    return "syncline" if error.ctx is None else str(error.ctx.command_path)
+
+
 def _message(error: Any) -> str:
     if getattr(error, "option_name", None) == "--from":
-        return f"there is no --from: the run is the argument, {error.ctx.command_path} RUN"
+        return f"there is no --from: the run is the argument, {_command_path(error)} RUN"
     text: str = error.format_message().rstrip(".")
     return text[:1].lower() + text[1:]
 

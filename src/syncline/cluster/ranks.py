@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline import trust
+from syncline.cluster import forkserver
 from syncline.cluster.nodes import enter
 from syncline.errors import RankFailure, UsageError
 from syncline.files import open_log, open_regular, reason
@@ -30,7 +31,6 @@ from syncline.files import open_log, open_regular, reason
 PRELOAD = ("torch", "torch._dynamo", "syncline.train.rank.worker")
 _PR_SET_PDEATHSIG = 1
 _MORE_FAILURES_S = 1.0
-_GRACE_S = 3.0
 _PEER_LOST = re.compile(r"gloo|nccl|connection (closed|reset) by peer|DistBackendError|DistNetworkError", re.I)
 
 Report = Callable[[Any], None]
@@ -70,7 +70,8 @@ def is_peer_loss(summary: str) -> bool:
 
 def warm_up() -> None:
     """Start the forkserver and load torch there, so that the first run does not pay for it."""
-    with tempfile.TemporaryDirectory(prefix="syncline-") as folder:
+    # If it fails, so does the first run, which says why.
+    with suppress(RankFailure), tempfile.TemporaryDirectory(prefix="syncline-") as folder:
         run_ranks(_do_nothing, [Place(rank=0, world_size=1)], None, logs=Path(folder))
 
 
@@ -102,12 +103,16 @@ def run_ranks(
         for place, (_, sender) in zip(places, pairs, strict=True)
     ]
     try:
-        for process, (_, sender) in zip(ranks, pairs, strict=True):
-            process.start()
+        for place, process, (_, sender) in zip(places, ranks, pairs, strict=True):
+            try:
+                forkserver.start(process)
+            except forkserver.StartError as error:
+                summary = f"cannot be started: {error}"
+                raise RankFailure(f"rank {place.rank} {summary}", rank=place.rank, summary=summary) from None
             sender.close()
         return _watch(ranks, [receiver for receiver, _ in pairs], places, logs, on_message)
     finally:
-        _end(ranks)
+        forkserver.end(ranks)
         for receiver, sender in pairs:
             receiver.close()
             sender.close()
@@ -157,12 +162,12 @@ def _watch(
 def _silent_end(process: Any, rank: int, logs: Path) -> _Failure:
     """The failure of a rank that closed its pipe without a result: killed by a signal, or ended early."""
     now = time.monotonic_ns()
-    process.join(_GRACE_S)
+    process.join(forkserver.GRACE_S)
     code = process.exitcode
     if code is not None and code < 0:
         summary = f"ended by {signal.Signals(-code).name}"
     else:
-        summary = f"left with exit code {code} before it had finished"
+        summary = f"left with exit code {'unknown' if code is None else code} before it had finished"
     tail = _tail(logs / f"rank{rank}.log")
     cause = next((line.strip() for line in reversed(tail) if "what():" in line or "Error" in line), "")
     return _Failure(rank, now, f"{summary}: {cause}" if cause else summary, "\n".join(tail), signal=True)
@@ -174,21 +179,6 @@ def _tail(path: Path, lines: int = 30) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
-
-
-def _end(ranks: Sequence[Any]) -> None:
-    """Terminate, then kill; returns when all have ended."""
-    started = [process for process in ranks if process.pid is not None]
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    for process in started:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
 
 
 def _main(
