@@ -92,6 +92,7 @@ def reason(error: Exception) -> str:
 def write_text(text: str, path: Pathname) -> None:
     """Replace the content of `path` atomically, through a temporary file beside it. Creates missing folders."""
     target = Path(path)
+    check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with writing(target):
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -105,6 +106,16 @@ def write_text(text: str, path: Pathname) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def check_target(path: Pathname) -> None:
+    """Raise `OSError` if a file written here would replace a pipe, a device (`/dev/null`) or a socket."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 @contextmanager

@@ -24,6 +24,8 @@ _TOKEN = re.compile(
 )
 _WORDS = {"true": True, "false": False, "none": None}
 _MAX_DEPTH = 16
+_MOST_DIGITS = 18
+_LONGEST = 400  # characters of a spec in an error message
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -143,7 +145,8 @@ class _Parser:
         self.at = 0
 
     def error(self, why: str) -> UsageError:
-        return UsageError(f"cannot read '{self.text}': {why}; write name(arg=value), chained with '|'")
+        text = self.text if len(self.text) <= _LONGEST else f"{self.text[:_LONGEST]}..."
+        return UsageError(f"cannot read '{text}': {why}; write name(arg=value), chained with '|'")
 
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
@@ -194,7 +197,12 @@ class _Parser:
         kind, word = self.peek()
         if kind in ("number", "string"):
             self.at += 1
-            return word[1:-1] if kind == "string" else int(word) if word.lstrip("+-").isdigit() else float(word)
+            if kind == "string":
+                return word[1:-1]
+            digits = word.lstrip("+-")
+            if digits.isdigit() and len(digits) > _MOST_DIGITS:
+                raise self.error(f"a number of {len(digits)} digits is too large")
+            return int(word) if digits.isdigit() else float(word)
         chain = self.chain(depth + 1)
         if len(chain) == 1 and not chain[0].args and not chain[0].kwargs and "(" not in word:
             return _WORDS.get(chain[0].name.lower(), chain[0].name)

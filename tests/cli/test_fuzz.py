@@ -58,12 +58,12 @@ SPECS = (
     "int8 | int8", "mlp(hidden=0)", "mlp(hidden=1e999)",
     "syncline(workers=0)", "syncline(workers=1000000)", "syncline(sentinel=-1)",
     "syncline(" * 50, "syncline(auto(" + ",".join(["int8"] * 300) + "))", "warmup(int8, steps=-1)", "randomk(2)",
-    "os:system('touch canary')", "subprocess:run", "hostile:net", "a:b:c", ":", "syncline(file='/dev/zero')",
+    "os:system('touch canary')", "subprocess:run", "hostile:net", "a:b:c", ":", "syncline(file=device)",
     "syncline(file=pipe.toml)", "server(servers=-1)", "tbq(1e400)", "syncline(compress=syncline)",
 )  # fmt: skip
 VALUES = (
     "", " ", "0", "-1", "1.5", "1e999", "nan", "-inf", "9" * 5000, "9" * 25, "0x" + "f" * 5000, "abc", "true", "None",
-    "a" * 10_000, "\x00", "\N{SNOWMAN}", "\udcff", "\x1b[31m", "..", "/", "/dev/zero", "/dev/null", "pipe", "loop",
+    "a" * 10_000, "\x00", "\N{SNOWMAN}", "\udcff", "\x1b[31m", "..", "/", "device", "pipe", "loop",
     "nowhere/at/all", "[" * 100_000, "{" * 3000, "[[[[[[]]]]]]", "{a = 1}", "1979-05-27", '"', "'", "=", "a=b", "a.b=1",
     "train.batch=abc", "train.batch=1e999", "train.batch=[1]", "train=1", "train.steps=" + "9" * 4500,
     "cluster.loss=nan", "cluster.latency=1e999", "compare.scale=[0]", "compare.strategies=[]", "train.seed=-1",
@@ -93,7 +93,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def lay_out(folder):
-    """Write the files; those that are there are replaced."""
+    """Write the files."""
     run = folder / "run"
     shutil.copytree(FIXTURES, run / "runs" / "auto", dirs_exist_ok=True)
     (run / "config.json").write_text(json.dumps(Config().override({"compare.strategies": ["ddp"]}).as_dict()))
@@ -108,10 +108,9 @@ def lay_out(folder):
     )
     (folder / "hostile.py").write_text("open('canary', 'w').close()\nnet = 1\n")
     for name in ("pipe", "pipe.toml"):
-        if not (folder / name).exists():
-            os.mkfifo(folder / name)
-    if not os.path.lexists(folder / "loop"):
-        (folder / "loop").symlink_to("loop")
+        os.mkfifo(folder / name)
+    (folder / "loop").symlink_to("loop")
+    (folder / "device").symlink_to("/dev/zero")
 
 
 def mutated_command(chooser):

@@ -19,6 +19,8 @@ from syncline.results.file import numbers
 
 PAYLOAD = 0.95
 """The assumed share of payload in a link's bits, if the bandwidth of the recorded link is unknown."""
+MOST_NODES = 1024
+"""The largest network that is predicted: the bytes of every rank are counted."""
 FIX = "run syncline train --strategy 'syncline(auto)' first"
 """How to make a run with costs."""
 _FEWEST_STEPS = 3
@@ -50,6 +52,8 @@ class RecordedRun:
         costs = self.record.costs
         if nodes is not None and nodes < 2:
             raise UsageError(f"--nodes must be at least 2, not {nodes}")
+        if nodes is not None and nodes > MOST_NODES:
+            raise UsageError(f"--nodes must be at most {MOST_NODES}, not {nodes}")
         ranks = costs.world if nodes is None else nodes * self.per_node
         rate = costs.link.bytes_per_s
         if bandwidth is not None:

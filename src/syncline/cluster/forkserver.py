@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +75,9 @@ def _join(processes: Sequence[Any]) -> None:
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-def _pid() -> int | None:
-    """The forkserver of this process; None if it has none, or uses that of its parent."""
-    server: Any = forkserver
-    found: int | None = getattr(server._forkserver, "_forkserver_pid", None)  # there is no public name
-    return found
-
-
 def _is_stopped() -> bool:
-    return _state() in ("T", "t")
+    pid = _pid()
+    return pid is not None and _state(pid) in ("T", "t")
 
 
 def _kill() -> None:
@@ -94,13 +87,23 @@ def _kill() -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GRACE_S
-    while _state() not in ("Z", "X", "") and time.monotonic() < deadline:
+    while _state(pid) not in ("Z", "X", "") and time.monotonic() < deadline:
         time.sleep(_POLL_S / 10)
 
 
-def _state() -> str:
-    """The letter of the forkserver's state as the kernel gives it; empty if there is none."""
+def _pid() -> int | None:
+    """The forkserver that this process has started; None if it has none, or uses that of its parent."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for pid in map(int, children.read_text().split()):
+                if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+    return None
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state as the kernel gives it; empty if it has ended."""
     try:
-        return Path(f"/proc/{_pid()}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from syncline.files import writing
+from syncline.files import check_target, writing
 
 Event = dict[str, Any]
 
@@ -55,6 +55,7 @@ def write_events(events: Iterable[Event], path: Path, *, head: Mapping[str, Any]
     With a `head` the file is an object with the events under `traceEvents`, else an array. Events are written as they
     come, so a large trace is never in memory as a whole.
     """
+    check_target(path)
     part = path.with_name(path.name + ".part")
     encode = json.JSONEncoder().encode
     rest, between = iter(events), ""
