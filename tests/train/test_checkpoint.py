@@ -13,7 +13,7 @@ from torch import nn
 
 from ranks import run_ranks
 from resumable import ErrorFeedback
-from syncline.errors import UsageError
+from syncline.errors import DamagedCheckpoint, UsageError
 from syncline.trace import Recorder
 from syncline.train.checkpoint import files as checkpoint
 from syncline.train.checkpoint.history import History
@@ -187,6 +187,11 @@ def test_another_model_or_data_set_is_refused(tmp_path):
     _module(other)[0] = nn.Linear(5, 3)
     with pytest.raises(UsageError, match=r"not of this model: '0.weight' is missing or has another shape"):
         snapshots.restore(other, tmp_path / "step-00000001")
+    other = _loop()
+    other.optimizers[0].param_groups[0]["lr"] = "fast"
+    Snapshots(tmp_path, "mine").save(other, History(losses=[1.0, 1.0], step_ms=[1.0, 1.0]))
+    with pytest.raises(DamagedCheckpoint, match="the optimizer's 'lr' is 'fast', not a number"):
+        snapshots.restore(_loop(), tmp_path / "step-00000002")
     with pytest.raises(UsageError, match="an epoch had 5 steps and now has 6"):
         snapshots.restore(_loop(steps=6), tmp_path / "step-00000001")
 

@@ -14,13 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.codecs.state import derive, reshard
-from syncline.errors import DamagedCheckpoint, PeerError, UsageError
+from syncline.errors import DamagedCheckpoint, PeerError, UsageError, short
 from syncline.files import reason
 from syncline.train.checkpoint import files
 from syncline.train.checkpoint.content import FORMAT
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import random_state, seed_all, set_random_state
 from syncline.train.rank.loop import Loop
+
+_NUMBERS = (int, float, Tensor)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Snapshots:
         for i, phase in enumerate(loop.workload.phases):
             _copy(dict(phase.module.named_parameters()), head["parameters"][i])
             _copy(dict(phase.module.named_buffers()), own["buffers"][i])
+            _check_options(loop.optimizers[i], head["optimizers"][i])
             loop.optimizers[i].load_state_dict(head["optimizers"][i])
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]
@@ -111,6 +114,14 @@ def _copy(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         if name not in live or name not in saved or live[name].shape != saved[name].shape:
             raise DamagedCheckpoint(f"it is not of this model: '{name}' is missing or has another shape")
         live[name].copy_(saved[name])
+
+
+def _check_options(live: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Refuse options of other types, such as text for a learning rate: the optimizer would fail in its first step."""
+    for mine, theirs in zip(live.param_groups, saved["param_groups"], strict=True):
+        for key, value in mine.items():
+            if key != "params" and isinstance(value, _NUMBERS) and not isinstance(theirs.get(key, value), _NUMBERS):
+                raise DamagedCheckpoint(f"the optimizer's '{key}' is {short(theirs[key])}, not a number")
 
 
 def _plain(value: Any, where: str) -> Any:
