@@ -291,6 +291,16 @@ def script_methods() -> list[tuple[Any, str]]:
     return [(torch._C.ScriptMethod, "__call__")]
 
 
+def note_functions_for_compile() -> None:
+    """Let torch.compile note torch's functions, which it knows by their objects, before some are replaced."""
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    trace_rules.get_torch_obj_rule_map()
+    with suppress(AttributeError):
+        TorchInGraphFunctionVariable._get_handlers()
+
+
 def forget_hooks(tensor: Any) -> None:
     """After `swap_tensors`: the lists of hooks stay with the Python object, but torch does not call them any more.
 

@@ -18,7 +18,7 @@ import syncline
 from ranks import run_ranks
 from syncline.engine.inflight import wait_on_touch
 
-SLOW = "slow_exchange:slow(ms=2)"
+SLOW = "loops.slow_exchange:slow(ms=2)"
 ALL = {**RECIPES, **COLLECTIVES}
 
 

@@ -17,6 +17,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def scripted(what: Any, *example: Any) -> Any:
     """TorchScript of a function or module, by its source or (with an example) by a trace."""
+    # Else TorchScript changes its code after some runs, and with it the rounding.
+    torch._C._jit_set_profiling_executor(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.trace(what, *example) if example else torch.jit.script(what)

@@ -37,7 +37,8 @@ class CompiledCode:
             if torch.compiler.is_compiling():
                 mark.inside = True
 
-        if not is_optimized_module(model):
+        # A TorchScript module takes no hooks, and is not traced.
+        if not is_optimized_module(model) and not isinstance(model, torch.jit.ScriptModule):
             self._undo.append(model.register_forward_pre_hook(enter).remove)
         self._find_entries()
         self._undo.append(on_compile_start(self._before_tracing))

@@ -57,6 +57,7 @@ def readers() -> list[tuple[Any, str]]:
 
 
 def _install() -> None:
+    _compat.note_functions_for_compile()
     _undo.append(wait_on_touch.while_marked(wait_in_forwards))
     replaced: list[tuple[Any, Any]] = []
     for kinds, before in (

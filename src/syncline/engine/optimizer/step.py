@@ -3,13 +3,14 @@
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from syncline._compat import in_backward, note_step_called, step_hooks
+from syncline._compat import NoSubclasses, in_backward, note_step_called, step_hooks
 from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
@@ -274,7 +275,10 @@ class Stepper:
         later = [] if set_to_none or self._state.phase is not Phase.UPDATING else self._zero_in_flight(parameters)
         for p, _ in later:
             p.grad = None
-        adopted.original["zero_grad"](*args, **kwargs)
+        # torch's own reads no value if it drops the gradients: tensors in flight need not be asked.
+        own = set_to_none and type(adopted.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
+        with NoSubclasses() if own else nullcontext():
+            adopted.original["zero_grad"](*args, **kwargs)
         for p, grad in later:
             p.grad = grad
 
