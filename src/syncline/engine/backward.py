@@ -74,7 +74,8 @@ class Backward:
 
     def add_hooks(self) -> None:
         """Hook the model, and all parameters that train and have no hooks yet."""
-        if self.buffers and not self._hooks:
+        # TorchScript modules take no hooks: their buffers are sent after every backward pass only.
+        if self.buffers and not self._hooks and not isinstance(self._engine.model, torch.jit.ScriptModule):
             self._hooks.append(self._engine.model.register_forward_pre_hook(self._before_forward))
         for slot in self._engine.slots:
             parameter = slot.parameter

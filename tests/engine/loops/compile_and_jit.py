@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from loops.models import Raw, mlp, scripted
 from loops.table import plain, row, train
+from loops.ways import WAYS as ALL
 from loops.ways import Run
 
 # Tracing is slow: one way that shows missing waits, and one with a codec.
@@ -25,7 +26,7 @@ def _compiled(what: Any) -> Any:
     return torch.compile(what, backend="eager")
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def compiled_then_attached(run: Run) -> None:
     model = small()
     optimizer = run.optimizer(model.parameters())
@@ -35,33 +36,33 @@ def compiled_then_attached(run: Run) -> None:
 
 # Right after the row above, which has compiled the same code: tracing then begins while updates are in flight, and
 # AdamW rounds otherwise where it takes itself for traced.
-@row(ways=WAYS, optimizer="adamw")
+@row(steps=4, ways=WAYS, optimizer="adamw")
 def attached_then_compiled(run: Run) -> None:
     _, optimizer, net = plain(run, small)
     train(run, optimizer, _compiled(net))
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def attached_then_compiled_with_autograd_traced(run: Run) -> None:
     _, optimizer, net = plain(run, small)
     train(run, optimizer, torch.compile(net, backend="aot_eager"))
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def compiled_in_place(run: Run) -> None:
     model, optimizer, net = plain(run, small)
     model.compile(backend="eager")
     train(run, optimizer, net)
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def part_of_the_model_compiled(run: Run) -> None:
     model = nn.Sequential(_compiled(small()), nn.Linear(10, 10))
     optimizer = run.optimizer(model.parameters())
     train(run, optimizer, run.attach(model, optimizer))
 
 
-@row(ways=WAYS, ddp=False)
+@row(steps=4, ways=WAYS, ddp=False)
 def function_compiled_around_the_model(run: Run) -> None:
     _, optimizer, net = plain(run, small)
 
@@ -75,7 +76,7 @@ def function_compiled_around_the_model(run: Run) -> None:
         optimizer.zero_grad()
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def function_compiled_over_parameters(run: Run) -> None:
     """A compiled function gets parameters as arguments after the step."""
     model, optimizer, net = plain(run, small)
@@ -87,7 +88,7 @@ def function_compiled_over_parameters(run: Run) -> None:
     train(run, optimizer, net, after=lambda _step: run.read(norm(model[0].weight, model[2].weight)))
 
 
-@row(ways=WAYS)
+@row(steps=4, ways=WAYS)
 def loss_function_compiled(run: Run) -> None:
     _, optimizer, net = plain(run)
     loss_of = _compiled(lambda out, y: (out - y).square().mean())
@@ -128,42 +129,43 @@ def _raw(run: Run, read: Callable[[Raw, Tensor], Tensor]) -> None:
     train(run, optimizer, net)
 
 
-@row()
+# TorchScript optimizes a function after its first calls, which then rounds differently.
+@row(rounds=ALL)
 def scripted_bias_gelu(run: Run) -> None:
     """The parameter goes straight into a scripted function."""
     _raw(run, lambda m, x: bias_gelu(m.bias, x @ m.first))
 
 
-@row()
+@row(rounds=ALL)
 def autograd_function_with_scripted_code(run: Run) -> None:
     _raw(run, lambda m, x: BiasGelu.apply(x @ m.first, m.bias))
 
 
-@row()
+@row(rounds=ALL)
 def traced_function_over_parameters(run: Run) -> None:
     traced = scripted(lambda x, w, b: (x @ w + b).relu(), (torch.ones(8, 32), torch.ones(32, 34), torch.ones(34)))
     _raw(run, lambda m, x: traced(x, m.first, m.bias))
 
 
-@row()
+@row(rounds=ALL)
 def scripted_model(run: Run) -> None:
     _, optimizer, net = plain(run, lambda: scripted(small()))
     train(run, optimizer, net)
 
 
-@row()
+@row(rounds=ALL)
 def scripted_part_of_a_model(run: Run) -> None:
     _, optimizer, net = plain(run, lambda: nn.Sequential(scripted(small()), nn.Linear(10, 10)))
     train(run, optimizer, net)
 
 
-@row()
+@row(rounds=ALL)
 def traced_model(run: Run) -> None:
     _, optimizer, net = plain(run, lambda: scripted(small(), torch.ones(8, 32)))
     train(run, optimizer, net)
 
 
-@row()
+@row(rounds=ALL)
 def scripted_while_attached(run: Run) -> None:
     """`torch.jit.script(model)` for export, right after a step."""
     model, optimizer, net = plain(run, small)

@@ -91,7 +91,7 @@ def wgan_with_clipped_weights(run: Run) -> None:
         judges.zero_grad()
 
 
-@row(ddp=False)
+@row(ddp=False, rounds=("powersgd",))
 def gan_in_one_module_with_two_optimizers(run: Run) -> None:
     model = nn.ModuleDict({"maker": _maker(), "critic": _critic()})
     makes, judges = run.optimizer(model["maker"].parameters()), run.optimizer(model["critic"].parameters())

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from syncline.engine.backward import GradientTicket
-from syncline.engine.inflight import wait_on_touch
+from syncline.engine.inflight import unguarded, wait_on_touch
 from syncline.engine.launch.units import UnitRun
 from syncline.engine.optimizer.step import Stepper
 
@@ -36,6 +36,16 @@ MUTATIONS: dict[str, Mutation] = {
         "fine",
         ("clip_grad_norm-fine", "gradients_read-fine", "gradient_by_clone-fine"),
     ),
+    "forwards of modules do not wait": Mutation(
+        lambda: patch.object(unguarded, "wait_in_forwards", lambda: _nothing),
+        "fine",
+        ("transformer_encoder_evaluated_on_its_fast_path-fine",),
+    ),
+    "functions that torch does not report do not wait": Mutation(
+        lambda: patch.object(unguarded, "_install", _nothing),
+        "fine",
+        ("parameter_by_functional_grad-fine", "gradient_by_scripted_function-fine"),
+    ),
     "memory that others share is not waited for": Mutation(
         lambda: patch.object(wait_on_touch, "shares_memory", lambda *_: False),
         "fine",
@@ -47,7 +57,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("optimizer_state_right_after_step-fine", "momentum_reset_by_hand-fine"),
     ),
     "a step does not commit residuals": Mutation(
-        lambda: patch.object(UnitRun, "commit", _nothing),
+        lambda: patch.object(UnitRun, "keep_states", _nothing),
         "powersgd",
         ("plain_sgd-powersgd", "accumulation-powersgd", "closure-powersgd"),
     ),

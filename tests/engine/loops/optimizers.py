@@ -47,7 +47,7 @@ def _with(kind: str) -> Callable[[Run], None]:
 
 
 for _kind in KINDS:
-    row(name=_kind, optimizer=_kind)(_with(_kind))
+    row(name=_kind, optimizer=_kind, cuda=_kind != "adagrad_fused")(_with(_kind))
 
 
 @row(optimizer="muon")

@@ -29,7 +29,8 @@ SUBJECTS = (
 for _subject in SUBJECTS:
     importlib.import_module(f"loops.{_subject}")
 
-CASE_SECONDS = 10
+CASE_SECONDS = {"cpu": 10, "cuda": 60}
+"""The time limit of a cell; the first ones on a GPU also connect NCCL."""
 HANGS = 3
 SECONDS: dict[str, float] = {}
 """How long each cell has taken in this process, with its reference where that was not known yet."""
@@ -124,7 +125,7 @@ def guarded(
             problems[name] = f"not run: {hangs} others hung before"
             continue
         if group is None:
-            group = dist.new_group(timeout=timedelta(seconds=CASE_SECONDS))
+            group = dist.new_group(timeout=timedelta(seconds=CASE_SECONDS[DEVICE[0]]))
         mine: tuple[str, bool] | None = None
         began = time.monotonic()
         try:
@@ -148,10 +149,10 @@ def guarded(
 def _time_limit() -> Iterator[None]:
     def expired(_signal: int, _frame: Any) -> None:
         stacks = ["".join(traceback.format_stack(f, limit=6)) for f in sys._current_frames().values()]
-        raise TimeoutError(f"{CASE_SECONDS} s are over. All threads:\n" + "\n".join(stacks))
+        raise TimeoutError(f"{CASE_SECONDS[DEVICE[0]]} s are over. All threads:\n" + "\n".join(stacks))
 
     before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS[DEVICE[0]])
     try:
         yield
     finally:

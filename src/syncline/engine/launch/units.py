@@ -94,6 +94,13 @@ class Launch:
         name = self.unit.row.name
         self.label = f"{name}[{self.part}]" if self.unit.row.partitions > 1 else name
 
+    def keep_if(self, used: Tensor) -> None:
+        """Where `used` is false, put the committed codec states in place of those that the exchange left."""
+        for batch, state in zip(self.batches, self.tentative or (), strict=False):
+            old = batch.state
+            for key, new in state.items():
+                state[key] = torch.where(used, new, old[key] if key in old else torch.zeros_like(new))
+
     def commit(self) -> None:
         """Keep the codec states that the exchange left."""
         if self.tentative is not None:
@@ -157,10 +164,29 @@ class UnitRun:
     # `commit` (engine/optimizer/step.py). If none ever steps, `was_applied_by_hand` decides, when the gradients are
     # dropped and when the state is saved (engine/backward.py). All other gradients that are dropped are skipped steps.
 
-    def commit(self) -> None:
-        """An optimizer steps with the averaged gradients: keep the codec states that their exchange left."""
+    def commit(self, edited: Sequence[Tensor] = ()) -> None:
+        """An optimizer steps with the averaged gradients: keep the codec states that their exchange left.
+
+        `edited`: the gradients, if the user may have changed them (see `edited_gradients`). If all are zero now, the
+        user skips the step, and the states stay as they were before it.
+        """
         self.stepped, self._checksums = True, []
+        if edited and self.uncommitted:
+            used = torch.stack([grad.any() for grad in edited]).any()
+            if used.device.type != "cpu":  # the host does not wait: the device decides
+                for launch in self.launches:
+                    launch.keep_if(used)
+            elif not used:
+                self.uncommitted = False
         self.keep_states()
+
+    def edited_gradients(self) -> list[Tensor]:
+        """The gradients, if they were read or replaced since the pass and have left codec states; before the step."""
+        grads = [slot.parameter.grad for slot in self.slots]
+        same = all(grad is slot.grad for grad, slot in zip(grads, self.slots, strict=True))
+        if not self.codec.feedback or (same and not self.touched):
+            return []
+        return [grad for grad in grads if grad is not None]
 
     def keep_states(self) -> None:
         """Keep the codec states that the last exchange left."""

@@ -198,11 +198,12 @@ class Stepper:
         """The update of a unit, to run when its gradients are averaged."""
         recorder = self._engine.recorder
         label, step = unit.row.name if unit is not None else "others", recorder.step
+        edited = unit.edited_gradients() if unit is not None else []
 
         def work() -> None:
             begin = recorder.mark("update")
             if unit is not None:
-                unit.commit()
+                unit.commit(edited)
             step_part(optimizer, state, at, updates, arguments)
             recorder.add("update", "update", begin, recorder.mark("update"), unit=label, step=step)
 
@@ -223,7 +224,7 @@ class Stepper:
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for unit in self._engine.units:
             if any(id(slot.parameter) in mine for slot in unit.slots):
-                unit.commit()
+                unit.commit(unit.edited_gradients())
         self._stepped(self._state.whole_step())
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
