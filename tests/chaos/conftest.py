@@ -18,7 +18,6 @@ from syncline.cluster.capabilities import capabilities
 from syncline.trace.record.cpu_time import available_cores
 
 _rows: list[dict[str, Any]] = []
-_config: list[pytest.Config] = []
 
 
 @pytest.fixture(scope="session")
@@ -83,41 +82,30 @@ def record(seed: int) -> Record:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that fails has a row, too."""
+    """A test that fails has a row, too. The table is written after each test, so that an interrupted run has one."""
     report = yield
     if report.when == "call" and report.failed:
         reason = str(report.longrepr).strip().splitlines()[-1]
         _rows.append({"fault": item.name, "what": item.nodeid, "outcome": f"FAILED: {reason}"[:300], "fired": None})
+    if report.when == "teardown" and _rows and item.config.getoption("--record"):
+        _write(Path(item.config.getoption("--record")), item.config)
     return report
 
 
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Write the table after each test, so that a run that is interrupted has one, too."""
-    if _config:
-        _write(_config[0])
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Remember the options."""
-    _config.append(config)
-
-
-def _write(config: pytest.Config) -> None:
-    target = config.getoption("--record")
-    if target and _rows:
-        content = {
-            "format": "syncline chaos 1",
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": int(config.getoption("--seed")),
-            "soak_s": float(config.getoption("--soak")),
-            "took_s": round(time.monotonic() - _begin),
-            "cores": available_cores(),
-            "platform": platform.platform(),
-            "faults": _rows,
-        }
-        Path(target).write_text(json.dumps(content, indent=1) + "\n")
-        if Path(target).resolve() == RESULT:
-            PAGE.write_text(page_with(content))
+def _write(target: Path, config: pytest.Config) -> None:
+    content = {
+        "format": "syncline chaos 1",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": int(config.getoption("--seed")),
+        "soak_s": float(config.getoption("--soak")),
+        "took_s": round(time.monotonic() - _begin),
+        "cores": available_cores(),
+        "platform": platform.platform(),
+        "faults": _rows,
+    }
+    target.write_text(json.dumps(content, indent=1) + "\n")
+    if target.resolve() == RESULT:
+        PAGE.write_text(page_with(content))
 
 
 _begin = time.monotonic()

@@ -105,7 +105,8 @@ def difference(a: Any, b: Any, where: str = "checkpoint") -> str:
 def check_clean(box: Sandbox, running: Running) -> None:
     """No traceback on the terminal, and nothing left behind."""
     assert "Traceback" not in running.err, running.err
-    assert box.left_behind() == {}
+    left = box.left_behind()
+    assert not left, f"left behind: {left}"
 
 
 def resume(box: Sandbox, out: str, *options: object) -> None:

@@ -9,6 +9,7 @@ import multiprocessing as mp
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +97,12 @@ def run_ranks(
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     pairs = [context.Pipe(duplex=False) for _ in places]
+    # A child of multiprocessing has the folder of its parent, who may need it still.
+    temporary = get_temp_dir() if mp.parent_process() is None else None
+    caller = (os.getpid(), temporary, trust.current())
     ranks = [
         context.Process(
-            target=_main,
-            args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log"), os.getpid(), trust.current()),
+            target=_main, args=(function, place, payload, sender, str(logs / f"rank{place.rank}.log"), *caller)
         )
         for place, (_, sender) in zip(places, pairs, strict=True)
     ]
@@ -188,6 +192,7 @@ def _main(
     sender: Connection,
     log: str,
     caller: int,
+    temporary: str | None,
     trusted: trust.Trust,
 ) -> None:
     """Main function of a rank process. Only the parent reacts to Ctrl-C."""
@@ -201,7 +206,7 @@ def _main(
         if place.netns is not None:
             enter(place.netns)
         # Only now: a thread started earlier would stay in the old namespace.
-        threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(caller, temporary), daemon=True).start()
         value = function(place, payload, lambda message: sender.send(("message", message)))
         sender.send(("value", value))
     except UsageError as error:
@@ -217,13 +222,18 @@ def _main(
     sender.close()
 
 
-def _end_with(caller: int) -> None:
-    """End this rank when the caller ends. Its parent, the forkserver, lives as long as any rank does."""
+def _end_with(caller: int, temporary: str | None) -> None:
+    """End this rank when the caller ends. Its parent, the forkserver, lives as long as any rank does.
+
+    A caller that was killed could not remove its folder for the forkserver's socket, `temporary`.
+    """
     try:
         descriptor = os.pidfd_open(caller)
     except ProcessLookupError:
         os._exit(1)
     select.select([descriptor], [], [])
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
     os._exit(1)
 
 
