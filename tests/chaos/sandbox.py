@@ -120,6 +120,11 @@ class Running:
         assert until(lambda: bool(path.read_text().split()), seconds=5)
         return int(path.read_text().split()[0])
 
+    def go_on(self) -> None:
+        """SIGCONT after SIGSTOP, also to nsenter, which stops itself when its child stops."""
+        for pid in (self.pid, self._process.pid):
+            os.kill(pid, signal.SIGCONT)
+
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
