@@ -235,13 +235,22 @@ def replace_function(owner: Any, name: str, around: Callable[..., Any]) -> Calla
     return restore
 
 
-def let_script_know(original: Any, function: Any) -> None:
-    """TorchScript code that calls `function` gets the operator of `original`."""
+def let_script_know(original: Any, function: Any) -> Callable[[], None]:
+    """TorchScript code that calls `function` gets the operator of `original`, until the returned function is called.
+
+    TorchScript knows functions by id, and another function may get the id of one that is gone.
+    """
     from torch.jit import _builtins
 
     operator = _builtins._find_builtin(original)
     if operator is not None:
         _builtins._register_builtin(function, operator)
+
+    def forget() -> None:
+        if operator is not None:
+            _builtins._get_builtin_table().pop(id(function), None)
+
+    return forget
 
 
 def unguarded_readers() -> list[tuple[Any, str]]:
@@ -399,7 +408,8 @@ def is_fsdp_managed(module: Any) -> bool:
 
 def module_tables(model: Any) -> list[dict[str, Any]]:
     """The dicts that hold the parameters and the children of every module; they change with the model."""
-    return [table for module in model.modules() for table in (module._parameters, module._modules)]
+    tables = [table for module in model.modules() for table in (module._parameters, module._modules)]
+    return [table for table in tables if isinstance(table, dict)]  # TorchScript modules have others, and do not change
 
 
 def accumulator_is_held(parameter: Tensor) -> bool:

@@ -104,3 +104,15 @@ def test_a_module_without_pending_tensors_has_no_hook() -> None:
     wait_on_touch.release(parameter)
     assert not hooks
     end()
+
+
+def test_torchscript_forgets_a_function_that_is_restored() -> None:
+    """It knows functions by id, which another function may get: it would be compiled as an operator of torch."""
+    from torch.jit import _builtins
+
+    guard_process()()  # imports what adds operators of its own
+    known = dict(_builtins._get_builtin_table())
+    end = guard_process()
+    assert _builtins._get_builtin_table() != known
+    end()
+    assert _builtins._get_builtin_table() == known

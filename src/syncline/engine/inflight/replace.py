@@ -40,6 +40,7 @@ def call_before(owner: Any, name: str, before: Before) -> tuple[Any, Any, Callab
     def restore() -> None:
         nonlocal active
         active = False
+        forget()
         if vars(owner).get(name) is not function:
             return  # somebody has replaced ours, and calls it
         if own:
@@ -48,7 +49,7 @@ def call_before(owner: Any, name: str, before: Before) -> tuple[Any, Any, Callab
             delattr(owner, name)
 
     setattr(owner, name, function)
-    let_script_know(original, called)
+    forget = let_script_know(original, called)
     return original, called, restore
 
 
