@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loops.models import mlp
 from loops.table import plain, row, train
-from loops.ways import WAYS, Run
+from loops.ways import DEVICE, WAYS, Run
 
 
 @row()
@@ -203,13 +203,13 @@ def engine_deleted_without_close(run: Run) -> None:
 
 @row()
 def attach_around_ddp_is_refused(run: Run) -> None:
-    model = DistributedDataParallel(mlp(), process_group=run.way.group)
+    model = DistributedDataParallel(mlp().to(DEVICE[0]), process_group=run.way.group)
     run.refuses(lambda: run.attach(model, run.optimizer(model.parameters())), "DistributedDataParallel")
 
 
 @row()
 def attach_inside_ddp_is_refused(run: Run) -> None:
-    model = mlp()
+    model = mlp().to(DEVICE[0])
     outer = DistributedDataParallel(model, process_group=run.way.group)
     run.refuses(lambda: run.attach(model, run.optimizer(outer.parameters())), "DistributedDataParallel")
 
