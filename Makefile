@@ -47,7 +47,7 @@ test-all:
 SEED ?= 0
 SOAK ?= 30
 chaos: setup
-	$(BIN)/python -m pytest tests/chaos --chaos --seed $(SEED) --soak $(SOAK) --record benchmarks/results/chaos.json
+	$(BIN)/python -m pytest tests/chaos --chaos --timeout 600 --seed $(SEED) --soak $(SOAK) --record benchmarks/results/chaos.json
 
 format: setup
 	$(BIN)/ruff format src tests

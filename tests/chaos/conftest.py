@@ -55,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], lis
     def final(job: Job) -> list[Any]:
         if job not in known:
             with sandbox(tmp_path_factory.mktemp("undisturbed")) as made:
-                done = made.syncline(*job.arguments("run")).finish(150)
+                done = made.syncline(*job.arguments("run")).finish()
                 assert done.code == 0, done.err
                 check_clean(made, done)
                 known[job] = final_state(made, "run")

@@ -129,7 +129,7 @@ class Running:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def finish(self, timeout: float = 100) -> "Running":
+    def finish(self, timeout: float = 250) -> "Running":
         """Wait for its end; then `code`, `out` and `err` are set."""
         self.out, self.err = self._process.communicate(timeout=timeout)
         self.code, self.ended_at = self._process.returncode, time.monotonic()

@@ -83,19 +83,19 @@ def check_end(box, running, target: str, number: signal.Signals, victim: int) ->
     return f"rank {victim} named"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("turn", range(6))
 def test_a_signal_to_a_rank(box, draw, record, undisturbed, turn):
     disturb(box, draw, record, undisturbed, target="rank")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("turn", range(4))
 def test_a_signal_to_the_command(box, draw, record, undisturbed, turn):
     disturb(box, draw, record, undisturbed, target="command")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_everything_is_killed_again_and_again(box, draw, record, undisturbed):
     """Three kills in one run, each after a resume."""
     job = Job("syncline(powersgd(rank=2))", 3)

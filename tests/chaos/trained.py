@@ -111,7 +111,7 @@ def check_clean(box: Sandbox, running: Running) -> None:
 
 def resume(box: Sandbox, out: str, *options: object) -> None:
     """Resume the run to its end."""
-    done = box.syncline("train", "--resume", out, "--trust", *options).finish(150)
+    done = box.syncline("train", "--resume", out, "--trust", *options).finish()
     assert done.code == 0, done.err
     check_clean(box, done)
 
