@@ -4,6 +4,7 @@ import functools
 import inspect
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -372,11 +373,32 @@ def on_every_forward(before: Callable[..., None], after: Callable[..., None]) ->
 
 
 def on_compile_start(callback: Callable[..., None]) -> Callable[[], None]:
-    """Call `callback` whenever torch.compile starts to trace a frame; returns a function that removes it."""
+    """Call `callback` whenever torch.compile starts to trace a frame; returns a function that removes it.
+
+    Called again with the same one, it has an effect only if somebody has removed the callback.
+    """
     from torch._dynamo.callback import callback_handler
 
-    callback_handler.register_start_callback(callback)
-    return lambda: callback_handler.remove_start_callback(callback)
+    if callback not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(callback)
+
+    def remove() -> None:
+        if callback in callback_handler.start_callbacks:
+            callback_handler.remove_start_callback(callback)
+
+    return remove
+
+
+def script_compiler() -> Any:
+    """The module in which `torch.jit.script` and `torch.jit.trace` look up `create_script_module`."""
+    from torch.jit import _recursive
+
+    return _recursive
+
+
+def forward_pre_hooks(module: Any) -> "OrderedDict[int, Callable[..., Any]]":
+    """The module's own forward pre-hooks."""
+    return module._forward_pre_hooks  # type: ignore[no-any-return]
 
 
 @contextmanager

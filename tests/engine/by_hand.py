@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import syncline
 from syncline import plan
 
-SLOW = "slow_exchange:slow(ms=3)"
+SLOW = "loops.slow_exchange:slow(ms=3)"
 
 
 def net(seed: int = 0) -> nn.Sequential:

@@ -4,11 +4,14 @@ A parameter's gradient is accumulated: its unit counts down. A unit is complete:
 and the executor gets its launches. The pass ends: ranks agree on the parameters that nobody used, and buffers are sent.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from syncline._compat import (
     after_backward,
@@ -58,6 +61,7 @@ class Backward:
         self._engine, self._state, self._in_flight, self._running = engine, state, in_flight, running
         self._seed, self._measure, self._began = seed, measure, began
         self._check_model = check_model
+        self.slots = engine.slots
         self.buffers = sum(b.numel() > 0 for b in engine.model.buffers()) if buffers else 0
         """Buffers that are sent after every pass."""
         self.exchanges = True
@@ -80,10 +84,12 @@ class Backward:
         for slot in self._engine.slots:
             parameter = slot.parameter
             if not slot.hooks and parameter.requires_grad:
-                slot.hooks.append(parameter.register_hook(lambda _, s=slot: self._before_gradient(s)))
-                slot.hooks.append(
-                    parameter.register_post_accumulate_grad_hook(lambda _, s=slot: self._after_gradient(s))
-                )
+                # Pickles of parameters have no hooks, and torch would warn of those that are not declared so.
+                before = unserializable_hook(lambda _, s=slot: self._before_gradient(s))
+                slot.hooks.append(parameter.register_hook(before))
+                # The garbage collector does not see what these hooks refer to; the one above keeps the engine.
+                after = partial(_after_gradient, weakref.ref(self), slot.index)
+                slot.hooks.append(parameter.register_post_accumulate_grad_hook(after))
 
     def tensor_swapped(self, tensor: Tensor) -> None:
         """`torch.utils.swap_tensors` has exchanged a tensor's content: a parameter's hooks went with the old one."""
@@ -128,7 +134,8 @@ class Backward:
         # As with DDP, the user's hooks see and may change this rank's own gradient, whenever they were registered.
         run_last(parameter, slot.hooks[-1])
 
-    def _after_gradient(self, slot: Slot) -> None:
+    def after_gradient(self, slot: Slot) -> None:
+        """A gradient was accumulated."""
         if not self.exchanges:
             return
         if self._state.phase is not _BACKWARD:
@@ -304,6 +311,13 @@ def _must_wait_for_end(unit: UnitRun) -> bool:
         for slot in unit.slots
         if (grad := slot.parameter.grad) is not None
     )
+
+
+def _after_gradient(known: "weakref.ref[Backward]", index: int, _: Tensor) -> None:
+    """The autograd hook of a parameter."""
+    backward = known()
+    if backward is not None:
+        backward.after_gradient(backward.slots[index])
 
 
 def _collect_gradients(unit: UnitRun) -> None:

@@ -12,8 +12,9 @@ A step, as the engine sees it:
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from syncline.engine.executors.serial import SerialExecutor
 from syncline.engine.executors.threads import ThreadExecutor
 from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.health.sentinel import Sentinel
+from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.compiled_code import CompiledCode
+from syncline.engine.inflight.plain_copies import keep_copies_plain
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.inflight.unguarded import guard_process
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
@@ -34,7 +37,7 @@ from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import Executor, StepObserver, Ticket
 from syncline.engine.running_plan import RunningPlan
-from syncline.engine.shutdown import close_at_exit, forget
+from syncline.engine.shutdown import close_at_exit, close_when_collected, forget
 from syncline.engine.step_state import Phase, StepState
 from syncline.engine.tuning.tuner import Tuner
 from syncline.exchange import Link
@@ -113,8 +116,10 @@ class Sync:
         self._peers = PeerMonitor(self)
         self.executor = self._make_executor(workers)
         self._compiled: CompiledCode | None = None
+        self._end_plain_copies = keep_copies_plain()
         self._finder: OptimizerFinder | None = None
         self._unguard = guard_process(self._backward.tensor_swapped)
+        self._finalizer: Any = None
         try:
             self._start(optimizers, f"seed: {seed}\nsentinel: {sentinel}\nbuffers: {self._backward.buffers}")
         except BaseException as error:
@@ -227,14 +232,21 @@ class Sync:
         if self._compiled is not None:
             self._compiled.close()
         self._unguard()
+        self._end_plain_copies()
         self._peers.close(reason)
         self.executor.close()
         forget(self)
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def forked(self) -> None:
         """This is a forked child, without the engine's threads: its copies of model and optimizers become plain."""
         self._state.close()
         self._backward.close()
+        if self._finder is not None:
+            self._finder.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()  # the parent's peers are not told
         self.stepper.restore()
         if self._compiled is not None:
             self._compiled.close()
@@ -257,12 +269,16 @@ class Sync:
         self._backward.add_hooks()
         for optimizer in optimizers:
             self.stepper.adopt(optimizer)
-        self._finder = OptimizerFinder(self, self.stepper)
-        self._compiled = CompiledCode(
+        finder = self._finder = OptimizerFinder(self, self.stepper)
+        compiled = self._compiled = CompiledCode(
             self.model,
             wait=self.wait,
             marked=lambda: self._in_flight.marked and self._state.phase is not Phase.BACKWARD,
         )
+        # Nothing but model and optimizers holds the engine. Groups stay: ranks collect garbage at different times.
+        undo = [self._unguard, self._end_plain_copies, compiled.stop_watching, finder.close, self._peers.close]
+        self._finalizer = close_when_collected(self, partial(_leave_dropped, undo, self.recorder, self._counted))
+        self._finalizer.atexit = False
 
     def _agree(self, options: str) -> None:
         """Raise on every rank unless all attach the same model in the same way."""
@@ -352,6 +368,7 @@ class Sync:
             self.auto.after_optimizer_step(first=first)
         self.tell_peers(f"step {self.step}: forward")
         assert self._compiled is not None
+        self._compiled.after_step()
         if self._compiled.step_must_wait:
             self.say("the model runs inside compiled code: every step waits for its updates")
             self.wait()
@@ -361,3 +378,11 @@ def _text_of(plan: Plan) -> str:
     """A plan for the ranks to compare; the hash covers what the other lines leave out."""
     rows = [f"unit {u.name}: {u.codec} over {u.exchange}, partitions {u.partitions}" for u in plan.units]
     return "\n".join([*rows, f"plan {plan.hash}"])
+
+
+def _leave_dropped(undo: Sequence[Callable[[], object]], recorder: Recorder, counted: bool) -> None:
+    """The user dropped model, optimizers and engine without `close`: threads end, and nothing is left in torch."""
+    for each in undo:
+        each()
+    wait_on_touch.release_done()
+    recorder.engines -= counted

@@ -8,6 +8,7 @@ host, and the communicators are aborted so that a host which waits for the devic
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,7 +88,9 @@ class StreamExecutor:
         self._issued: deque[tuple[float, str, Any]] = deque()
         self._closing = threading.Event()
         self._timeout = peers.timeout
-        self._thread = threading.Thread(target=self._watch, name="syncline-late", daemon=True)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._closing), name="syncline-late", daemon=True
+        )
         self._thread.start()
 
     def begin(self, order: Sequence[Launch]) -> None:
@@ -196,17 +199,25 @@ class StreamExecutor:
         if self.failure is not None:
             raise self.failure
 
-    def _watch(self) -> None:
-        """Find late work. Issued work ends nearly in order, so only the oldest is checked. In its own thread."""
-        while not self._closing.wait(_CHECK_S):
-            while self._issued and self._issued[0][2].query():
-                self._issued.popleft()
-            if self.failure is not None:
-                continue
-            found = self._peers.alarm()
-            if found is None and self._issued and time.monotonic() - self._issued[0][0] > self._timeout:
-                cause = dist.DistError(f"timed out after {self._timeout:g} s")
-                explained = self._peers.error_for(self._issued[0][1], cause)
-                self.fail(explained)
-            elif found is not None:
-                self.fail(found)
+    def find_late(self) -> None:
+        """Fail if issued work is late. It ends nearly in order, so only the oldest is checked. In the thread for it."""
+        while self._issued and self._issued[0][2].query():
+            self._issued.popleft()
+        if self.failure is not None:
+            return
+        found = self._peers.alarm()
+        if found is None and self._issued and time.monotonic() - self._issued[0][0] > self._timeout:
+            cause = dist.DistError(f"timed out after {self._timeout:g} s")
+            self.fail(self._peers.error_for(self._issued[0][1], cause))
+        elif found is not None:
+            self.fail(found)
+
+
+def _watch(known: "weakref.ref[StreamExecutor]", closing: threading.Event) -> None:
+    """The loop of the thread. It does not hold the executor while it waits: a dropped engine can be collected."""
+    while not closing.wait(_CHECK_S):
+        executor = known()
+        if executor is None:
+            return
+        executor.find_late()
+        del executor

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -89,11 +90,14 @@ class ThreadExecutor:
         """Tickets that are not resolved."""
         self._closing = self._explaining = False
         # Updates have their own thread: all workers may be busy with the network for long.
-        kinds = [*((self._next_launch, f"worker-{i}") for i in range(workers)), (self._next_update, "updates")]
+        kinds: list[tuple[Take, str]] = [(ThreadExecutor.next_launch, f"worker-{i}") for i in range(workers)]
+        kinds.append((ThreadExecutor.next_update, "updates"))
+        known = weakref.ref(self)
         self._threads = [
-            threading.Thread(target=self._run_jobs, args=(take,), name=f"syncline-{name}", daemon=True)
+            threading.Thread(target=_run_jobs, args=(known, self._changed, take), name=f"syncline-{name}", daemon=True)
             for take, name in kinds
         ]
+        weakref.finalize(self, _wake, self._changed).atexit = False
         for thread in self._threads:
             thread.start()
 
@@ -202,7 +206,7 @@ class ThreadExecutor:
         if self.failure is not None:
             raise self.failure
 
-    def _explain(self, unit: str, error: BaseException) -> None:
+    def explain(self, unit: str, error: BaseException) -> None:
         """Fail with an error that names the peer to blame, if one is. From a worker thread, without the lock."""
         with self._changed:
             if self._explaining or self.failure is not None:
@@ -211,33 +215,21 @@ class ThreadExecutor:
             self._explaining = True
         self.fail(self._peers.error_for(unit, error))
 
-    def _run_jobs(self, take: Callable[[], Work | None]) -> None:
-        """The loop of a thread; without the lock."""
-        with torch.no_grad(), NoSubclasses():
-            while (job := self._wait_for_job(take)) is not None:
-                try:
-                    job()
-                except BaseException as error:
-                    self._explain("", error)
-                del job  # it refers to the optimizer's state, and the next one may be long in coming
+    @property
+    def is_open(self) -> bool:
+        """Whether jobs may run."""
+        return not self._closing and self.failure is None
 
-    def _wait_for_job(self, take: Callable[[], Work | None]) -> Work | None:
-        with self._changed:
-            while not self._closing and self.failure is None:
-                job = take()
-                if job is not None:
-                    return job
-                self._changed.wait()
-        return None
-
-    def _next_launch(self) -> Work | None:
+    def next_launch(self) -> Work | None:
+        """The next launch, if it can run. With `_changed` held."""
         if self._next == len(self._order) or not self._order[self._next].ready:
             return None
         launch = self._order[self._next]
         self._next += 1
         return lambda: self._run_launch(launch)
 
-    def _next_update(self) -> Work | None:
+    def next_update(self) -> Work | None:
+        """The next update, if one can run. With `_changed` held."""
         if not self._due:
             return None
         _, _, work, ticket = heapq.heappop(self._due)
@@ -248,7 +240,7 @@ class ThreadExecutor:
         try:
             run_launch(launch, self.recorder, self._turn)
         except BaseException as error:
-            self._explain(launch.label, error)
+            self.explain(launch.label, error)
             return
         unit = launch.unit
         with self._changed:
@@ -296,3 +288,36 @@ class ThreadExecutor:
         if at != self._turns[number]:
             self._turns[number] = at
         self._changed.notify_all()
+
+
+Take = Callable[[ThreadExecutor], Work | None]
+
+
+def _run_jobs(known: "weakref.ref[ThreadExecutor]", changed: threading.Condition, take: Take) -> None:
+    """The loop of a thread. It holds the executor only while it works, so that a dropped engine can be collected."""
+    with torch.no_grad(), NoSubclasses():
+        while (job := _wait_for_job(known, changed, take)) is not None:
+            try:
+                job()
+            except BaseException as error:
+                executor = known()
+                if executor is not None:
+                    executor.explain("", error)
+                del executor
+            del job
+
+
+def _wait_for_job(known: "weakref.ref[ThreadExecutor]", changed: threading.Condition, take: Take) -> Work | None:
+    with changed:
+        while (executor := known()) is not None and executor.is_open:
+            job = take(executor)
+            if job is not None:
+                return job
+            del executor
+            changed.wait()
+    return None
+
+
+def _wake(changed: threading.Condition) -> None:
+    with changed:
+        changed.notify_all()

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,12 +33,17 @@ class PeerMonitor(Peers):
             holder=None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
             prefix=f"syncline/peers/{members}",
         )
-        self._engine = engine
+        self._engine = weakref.ref(engine)  # a heartbeat does not keep the engine
         self.start()
+
+    @property
+    def _step(self) -> str:
+        engine = self._engine()
+        return "after the end" if engine is None else f"step {engine.step}"
 
     def alarm(self) -> PeerError | None:
         """The error that another rank has reported, if any."""
-        return None if self.alarm_text() is None else self.explain(f"step {self._engine.step}")
+        return None if self.alarm_text() is None else self.explain(self._step)
 
     def error_for(self, unit: str, error: BaseException) -> BaseException:
         """The error to raise for one in a worker: a `PeerError` if a peer was lost, anything else unchanged."""
@@ -50,7 +56,9 @@ class PeerMonitor(Peers):
             yield
         except RuntimeError as error:
             found = self._error_for(f": {what}", error)
-            self._engine.fail(found)
+            engine = self._engine()
+            if engine is not None:
+                engine.fail(found)
             if found is error:
                 raise
             raise found from error
@@ -60,6 +68,6 @@ class PeerMonitor(Peers):
             return error
         # Some errors of Gloo are plain RuntimeErrors.
         if isinstance(error, dist.DistError | RuntimeError) and _COMMUNICATION.search(f"{type(error)} {error}"):
-            return self.explain(f"step {self._engine.step}{what}", error)
+            return self.explain(f"{self._step}{what}", error)
         self.leave(error)
         return error

@@ -1,6 +1,7 @@
 """Broadcast of rank 0's buffers (BatchNorm statistics): on the CPU the first touch copies them, on CUDA a stream."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -37,7 +38,9 @@ class BufferTicket:
     marked: list[Tensor] | None = None
 
     def __init__(self, engine: EngineView, buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-        self._engine, self._lock, self._done = engine, threading.Lock(), False
+        self._lock, self._done = threading.Lock(), False
+        # Nobody may touch the buffers of a model that was dropped: its ticket must not keep the engine.
+        self._engine = weakref.ref(engine)
         self._begin, self._step = engine.recorder.mark("exchange"), engine.recorder.step
         self._flat = flattened(buffers)
         source = engine.groups.ranks[0]
@@ -46,9 +49,10 @@ class BufferTicket:
     def wait(self) -> None:
         """Wait for the values and copy them into the buffers. From any thread; takes the ticket's lock."""
         with self._lock:
-            if self._done:
+            engine = self._engine()
+            if self._done or engine is None:
                 return
-            engine, recorder = self._engine, self._engine.recorder
+            recorder = engine.recorder
             begin = recorder.mark("wait")
             with engine.communicating("the broadcast of buffers"), NoSubclasses():
                 for work in self._works:
@@ -62,5 +66,5 @@ class BufferTicket:
             recorder.add("exchange", "broadcast", self._begin, end, unit="buffers", step=self._step)
 
     def done(self) -> bool:
-        """Whether the values are in the buffers."""
-        return self._done
+        """Whether the values are in the buffers, or the engine was dropped."""
+        return self._done or self._engine() is None

@@ -12,13 +12,20 @@ import torch
 from torch import nn
 
 from syncline._compat import is_optimized_module, not_compiling, on_compile_start, replace_compiled_call
+from syncline.engine.inflight.plain_copies import StayingHook
+from syncline.engine.weak_callback import weak_callback
 
 
-class TraceMark:
-    """Whether the model was called inside compiled code; traced code sets it."""
+class TraceMark(StayingHook):
+    """A forward pre-hook of the model that notes whether it was called inside compiled code; traced code sets it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.inside = False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            self.inside = True
 
 
 class CompiledCode:
@@ -31,17 +38,18 @@ class CompiledCode:
         self._model, self._wait, self._marked = model, wait, marked
         self._entries: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
-        self._mark = mark = TraceMark()
-
-        def enter(module: nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling():
-                mark.inside = True
-
+        self._mark = TraceMark()
         # A TorchScript module takes no hooks, and is not traced.
         if not is_optimized_module(model) and not isinstance(model, torch.jit.ScriptModule):
-            self._undo.append(model.register_forward_pre_hook(enter).remove)
+            self._undo.append(model.register_forward_pre_hook(self._mark).remove)
         self._find_entries()
-        self._undo.append(on_compile_start(self._before_tracing))
+        self._at_compile_start = weak_callback(self._before_tracing)
+        self.stop_watching = on_compile_start(self._at_compile_start)
+        """Removes the callback; it does not refer to this object."""
+
+    def after_step(self) -> None:
+        """Watch for compilation again: `torch.export` and `torch._dynamo.reset` remove all callbacks."""
+        on_compile_start(self._at_compile_start)
 
     @property
     def reads_parameters(self) -> bool:
@@ -55,6 +63,7 @@ class CompiledCode:
 
     def close(self) -> None:
         """Remove the hooks."""
+        self.stop_watching()
         for undo in self._undo:
             undo()
 

@@ -8,6 +8,7 @@ which is cheaper), functions without `__torch_function__` (`unguarded.py`), comp
 other tensors that share the memory (`shares_memory`, asked before an update is left in flight).
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -152,6 +153,23 @@ def settle_all(tensors: Iterable[Tensor | None]) -> None:
             torch.cuda.current_stream(tensor.device).synchronize()
             touch(tensor)
         release(tensor, entry[1])
+
+
+def release_done() -> None:
+    """Restore the tensors that nobody needs to wait for any more, without a touch of them. From any thread."""
+    with _lock:
+        for tensor, ticket in list(_tickets.values()):
+            if ticket.done():
+                release(tensor, ticket)
+
+
+def _before_collection(phase: str, info: dict[str, int]) -> None:
+    """A model that was dropped with its last update in flight is garbage: the table above must not hold it."""
+    if phase == "start" and info["generation"] == 2 and _tickets:
+        release_done()
+
+
+gc.callbacks.append(_before_collection)
 
 
 def find_marked(*values: Any) -> list[Tensor]:
