@@ -57,7 +57,7 @@ class UsedParameters:
         self.wait()
         for slot in self._slots:
             if slot.parameter.grad is None and self._sums[slot.index]:
-                slot.parameter.grad = torch.zeros_like(slot.alias)
+                slot.parameter.grad = torch.zeros_like(slot.parameter.detach())
 
 
 def agree_on_frozen(engine: EngineView, before: Sequence[bool]) -> None:

@@ -330,7 +330,7 @@ def _collect_gradients(unit: UnitRun) -> None:
         grad = slot.parameter.grad
         if grad is None:
             # No rank used it: nothing of it is kept, but all ranks must send messages of the same size.
-            unit.grads.append(as_real(torch.zeros_like(slot.alias)))
+            unit.grads.append(as_real(torch.zeros_like(slot.parameter.detach())))
             unit.targets.append(None)
             unit.takes_memory.append(False)
             slot.grad = None
@@ -351,9 +351,23 @@ def _collect_gradients(unit: UnitRun) -> None:
         unit.grads.append(as_real(grad.detach()))
         unit.targets.append(grad)
         unit.takes_memory.append(not users_memory)
+    _check_kinds(unit)
     for launch in unit.launches:
         launch.chain = chain
     unit.uncommitted = True
+
+
+def _check_kinds(unit: UnitRun) -> None:
+    """Raise if gradients do not fit the plan any more. A model that is converted as a whole still does."""
+    first, again = unit.grads[0], "call close() before you change or convert a part of a model, and attach it again"
+    for slot, grad in zip(unit.slots, unit.grads, strict=True):
+        if grad.shape != slot.shape:
+            raise UsageError(f"'{slot.name}' is {tuple(grad.shape)} and was {slot.shape} at attach: {again}")
+        if grad.dtype != first.dtype:
+            raise UsageError(
+                f"'{unit.slots[0].name}' and '{slot.name}' are sent together, as {first.dtype} and {grad.dtype} now:"
+                f" {again}"
+            )
 
 
 class GradientTicket:

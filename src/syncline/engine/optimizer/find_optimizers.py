@@ -28,7 +28,10 @@ class OptimizerFinder:
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         owner, stepper = adopted(optimizer), self._stepper
         if owner is not None and owner.methods is stepper:
+            self._stepping.discard(id(optimizer))  # its first step had raised an error
             return
+        if stepper.stepping is not None or self._stepping:
+            return  # a part of another optimizer, such as ZeroRedundancyOptimizer, which is not done yet
         if not stepper.has_ours(optimizer):
             stepper.check_model()  # it may have what was put in place of our parameters
             return
