@@ -152,6 +152,7 @@ def _try(found: Found, name: str, pattern: str, call: Callable[[Tensor], Any], m
 def _outcome(call: Callable[[Tensor], Any], make: Callable[[float], Tensor], value: float) -> str | None:
     """The digest of result and memory; "waited" if the call waited; None if it failed."""
     torch.manual_seed(0)
+    _others.clear()
     tensor = make(value)
     before = digest(tensor.detach())
     ticket = Pending(tensor, tensor.detach() * 3)
@@ -161,7 +162,7 @@ def _outcome(call: Callable[[Tensor], Any], make: Callable[[float], Tensor], val
             result = call(tensor)
             if ticket.waited:
                 return "waited"
-            text = "" if result is tensor else digest(result)
+            text = ("" if result is tensor else digest(result)) + digest(list(_others))
             memory = digest(ticket.memory)
     except Exception:
         return "waited" if ticket.waited else None
@@ -186,9 +187,14 @@ def _kinds() -> dict[str, Callable[[float], Tensor]]:
     }
 
 
+_others: list[Tensor] = []
+"""Other arguments of the current call."""
+
+
 def _like(p: Tensor) -> Tensor:
-    """A plain tensor of the same shape and type, made without a touch."""
-    return torch.ones(p.shape, dtype=p.dtype)
+    """A plain tensor of the same shape and type, made without a touch; a function may write its result there."""
+    _others.append(torch.ones(p.shape, dtype=p.dtype))
+    return _others[-1]
 
 
 _INDEX = torch.tensor([0, 1, 1])
