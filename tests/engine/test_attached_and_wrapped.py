@@ -242,6 +242,8 @@ CHANGES: dict[str, Any] = {"3": new_module, "0": one_replaced, "0, all": all_rep
 
 
 def changed(rank: int, world: int) -> dict[str, Any]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import gives a warning of torch
+
     said: dict[str, Any] = {}
     for what, change in CHANGES.items():
         for new_optimizer in (False, True):
@@ -251,6 +253,21 @@ def changed(rank: int, world: int) -> dict[str, Any]:
             change(net)
             said[f"{what}, {new_optimizer}"] = message(steps, net, sgd(net) if new_optimizer else optimizer, rank)
             sync.close()
+    for what in ("dtype", "shape"):
+        net = model()
+        sync, _ = attached(net)
+        net[2].weight.data = torch.ones(2, 6).double() if what == "dtype" else torch.ones(3, 6)
+        loss = torch.stack([p.double().square().sum() for p in net.parameters()]).sum()
+        said[what] = message(loss.backward)
+        sync.close(reuse_groups=False)
+    # An optimizer inside another one is a part of it.
+    said["optimizers"] = []
+    for sharded_optimizer in (False, True):
+        net = model()
+        zero = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1) if sharded_optimizer else sgd(net)
+        sync = syncline.attach(net, zero)
+        said["optimizers"].append(steps(net, zero, rank))
+        sync.close()
     net = model()
     sync, optimizer = attached(net)
     steps(net, optimizer, rank)
@@ -265,6 +282,10 @@ def changed(rank: int, world: int) -> dict[str, Any]:
 def test_parameters_that_came_after_attach_are_refused() -> None:
     for said in run_ranks(changed, 2):
         assert isinstance(said.pop("kept"), list)
+        assert said.pop("dtype").startswith("'0.weight' and '2.weight' are sent together, as torch.float32 and torch.f")
+        assert said.pop("shape").startswith("'2.weight' is (3, 6) and was (2, 6) at attach: call close()")
+        plain, zero = said.pop("optimizers")
+        assert plain == zero
         assert len(said) == 2 * len(CHANGES)
         for what, text in said.items():
             start = f"parameter '{what[0]}.weight' is not the one that was attached"

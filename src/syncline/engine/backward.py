@@ -237,7 +237,11 @@ class Backward:
         executor = self._engine.executor
         exchanged = executor.exchanged(unit)
         assert exchanged is not None
-        _collect_gradients(unit)
+        try:
+            _collect_gradients(unit)
+        except UsageError as error:
+            self._engine.fail(error)  # this unit cannot be sent, so the pass cannot end: whoever waits gets the error
+            raise
         self._in_flight.add_gradients(unit, GradientTicket(self, unit, exchanged))
         executor.ready(unit)
 
@@ -256,6 +260,8 @@ class Backward:
             return
         self._end_queued = False
         engine, units = self._engine, self._running.units
+        if engine.executor.failure is not None:
+            raise engine.executor.failure
         used = UsedParameters(engine, [slot for unit in units for slot in unit.slots])
         if not used.all_here:
             used.fill_with_zeros()
