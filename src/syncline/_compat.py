@@ -84,6 +84,12 @@ def has_other_hooks(parameter: Tensor) -> bool:
     return len(parameter._post_accumulate_grad_hooks) > 1
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place; reads no values."""
+    with NoSubclasses():
+        return [tensor._version for tensor in tensors]
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward pass that runs now has ended; only from a hook of that pass."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

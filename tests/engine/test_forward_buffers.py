@@ -1,6 +1,7 @@
 """Buffers are rank 0's before every forward that DDP sends them for: several forwards before a backward."""
 
 import gc
+import logging
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from loops.references import Ddp
 from loops.ways import Ours
 from torch import Tensor, nn
 
+import syncline
 from ranks import run_ranks
 
 
@@ -88,3 +90,30 @@ def both(rank: int, world: int) -> list[int]:
 
 def test_every_forward_has_the_buffers_that_it_has_with_ddp() -> None:
     assert run_ranks(both, 2) == [[], []]
+
+
+def edited(rank: int, world: int) -> list[str]:
+    """What the engine says in a loop that changes a buffer before its third forward."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("syncline").addHandler(handler)
+    net = Centred()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sync = syncline.attach(net, optimizer, tune=False)
+    counts = []
+    for step in range(4):
+        if step == 2:
+            net.mean.add_(1)
+        net(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()(torch.randn(4, 16))
+        net.train()
+        counts.append(len([text for text in said if "buffers were changed" in text]))
+    sync.close()
+    return [str(count) for count in counts]
+
+
+def test_a_buffer_that_the_user_changes_is_remarked_on() -> None:
+    assert run_ranks(edited, 2)[0] == ["0", "0", "1", "1"]

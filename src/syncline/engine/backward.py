@@ -21,6 +21,7 @@ from syncline._compat import (
     in_nested_backward,
     run_last,
     storage_users,
+    versions_of,
 )
 from syncline.engine.agreement import UsedParameters, agree_on_frozen
 from syncline.engine.attached_models import refuse_attached
@@ -70,6 +71,9 @@ class Backward:
         """Whether autograd will call `_backward_ended`."""
         self._buffers_changed = False
         """Whether a forward may have changed the buffers since they were sent."""
+        self._sent_buffers: list[Tensor] = []
+        self._sent_versions: list[int] = []
+        """The buffers that were sent, and their versions then, until the next training forward."""
         self._hooks: list[Any] = []
         self._uncommitted = False
         """Whether units may have codec states of the last pass that no step has committed."""
@@ -80,6 +84,8 @@ class Backward:
         """Hook the model, and all parameters that train and have no hooks yet."""
         # TorchScript modules take no hooks: their buffers are sent after every backward pass only.
         if self.buffers and not self._hooks and not isinstance(self._engine.model, torch.jit.ScriptModule):
+            self._sent_buffers = list(self._engine.model.buffers())
+            self._sent_versions = versions_of(self._sent_buffers)
             self._hooks.append(self._engine.model.register_forward_pre_hook(self._before_forward))
         for slot in self._engine.slots:
             parameter = slot.parameter
@@ -112,12 +118,21 @@ class Backward:
             return
         if self._buffers_changed:
             self._send_buffers()
+        elif self._sent_buffers and versions_of(self._sent_buffers) != self._sent_versions:
+            self._engine.say(
+                "buffers were changed outside of the model's forward: other ranks get rank 0's values at the end of the"
+                " next backward pass, where DDP sends them before this forward; for the same values on all ranks at"
+                " once, broadcast them yourself"
+            )
+        if self._engine.model.training:
+            self._sent_buffers = []  # this forward changes them
         # In evaluation, ranks may call the model on their own.
         self._buffers_changed = self.exchanges and self._engine.model.training and torch.is_grad_enabled()
 
     def _send_buffers(self) -> None:
         # Listed every time, because a module may have replaced them.
         buffers = [b for b in self._engine.model.buffers() if b.numel()]
+        self._sent_buffers, self._sent_versions = buffers, versions_of(buffers)
         self._in_flight.add_buffers(buffers, broadcast_buffers(self._engine, buffers))
         self._buffers_changed = False
 
