@@ -3,7 +3,9 @@
 import os
 import signal
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from command import Command, results
@@ -91,16 +93,16 @@ def test_launched_rank_that_stops_answering_is_named_by_the_others(tmp_path):
 
 def test_killed_parent_leaves_no_rank(tmp_path):
     args = ("--model", "faulty:stuck", "--batch", "8", "--steps", "500", "--nproc", "2", "--out", "run")
-    (tmp_path / "temporary").mkdir()
-    command = Command("train", *args, cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
-    command.wait_for("step 1:")
-    assert len(command._alive()) >= 3
-    assert list((tmp_path / "temporary").glob("pymp-*")), "the forkserver's socket is there"
-    time.sleep(1)  # now one rank sleeps, and the other waits for it
-    command.process.kill()
-    command.finish()
-    assert command.left() == []
-    assert not list((tmp_path / "temporary").glob("pymp-*"))
+    with tempfile.TemporaryDirectory() as temporary:  # the path of a socket must be short
+        command = Command("train", *args, cwd=tmp_path, TMPDIR=temporary)
+        command.wait_for("step 1:")
+        assert len(command._alive()) >= 3
+        assert list(Path(temporary).glob("pymp-*")), "the forkserver's socket is there"
+        time.sleep(1)  # now one rank sleeps, and the other waits for it
+        command.process.kill()
+        command.finish()
+        assert command.left() == []
+        assert not list(Path(temporary).glob("pymp-*"))
 
 
 def test_two_comparisons_at_once(tmp_path):

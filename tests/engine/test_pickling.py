@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing  # registers how tensors are sent to other processes
 from torch import nn
 
+import syncline
 from ranks import run_ranks
 from syncline.engine.inflight import wait_on_touch
 
@@ -169,3 +170,18 @@ def optimizers(rank: int, world: int) -> Any:
 def test_copies_of_an_optimizer_are_plain() -> None:
     for plain, attached in run_ranks(optimizers, 2):
         assert attached == plain
+
+
+def with_buffers(rank: int, world: int) -> list[int]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sync = syncline.attach(model, optimizer)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    hooks = [len(copied._forward_pre_hooks) for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))]
+    sync.close()
+    return hooks
+
+
+def test_the_hook_of_buffers_does_not_go_into_copies() -> None:
+    assert run_ranks(with_buffers, 2) == [[0, 0]] * 2

@@ -1,5 +1,6 @@
 """`syncline.ddp_hook` on torch's DDP: dense matches DDP bit for bit, codecs match lockstep, state is kept."""
 
+import copy
 import gc
 import io
 import os
@@ -282,7 +283,8 @@ def edges(rank: int, world: int) -> None:
     assert equal(state.state_dict(model), before)
 
     # The state of attach is the hook's, and the other way round.
-    sync = syncline.attach(model.module, torch.optim.SGD(model.module.parameters(), lr=LR), compress="topk(0.05)")
+    plain = copy.deepcopy(model.module)
+    sync = syncline.attach(plain, torch.optim.SGD(plain.parameters(), lr=LR), compress="topk(0.05)")
     sync.load_state_dict(before)
     assert all(torch.equal(t, before[k]) for k, t in sync.state_dict().items())
     sync.close()

@@ -5,12 +5,14 @@ A stopped forkserver is killed. That ends its processes, too, and Python starts 
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from syncline.errors import UsageError
 from syncline.threads import in_thread
 
 START_S = 600.0
@@ -41,6 +43,13 @@ def start(process: Any) -> None:
             if now - begun > START_S:
                 raise StartError(f"the forkserver does not answer for {START_S:.0f} s; it was ended")
         started.result()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        raise UsageError(
+            f"the folder for temporary files, {tempfile.gettempdir()}, has too long a path for a socket:"
+            " set TMPDIR=/tmp"
+        ) from None
     except StartError:
         _kill()
         raise

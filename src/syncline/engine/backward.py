@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from syncline._compat import (
@@ -26,6 +26,7 @@ from syncline._compat import (
 from syncline.engine.agreement import UsedParameters, agree_on_frozen
 from syncline.engine.attached_models import refuse_attached
 from syncline.engine.inflight.buffers import broadcast_buffers
+from syncline.engine.inflight.plain_copies import StayingHook
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real
 from syncline.engine.protocols import EngineView, Ticket
@@ -86,7 +87,7 @@ class Backward:
         if self.buffers and not self._hooks and not isinstance(self._engine.model, torch.jit.ScriptModule):
             self._sent_buffers = list(self._engine.model.buffers())
             self._sent_versions = versions_of(self._sent_buffers)
-            self._hooks.append(self._engine.model.register_forward_pre_hook(self._before_forward))
+            self._hooks.append(self._engine.model.register_forward_pre_hook(_BeforeForward(self)))
         for slot in self._engine.slots:
             parameter = slot.parameter
             if not slot.hooks and parameter.requires_grad:
@@ -112,7 +113,7 @@ class Backward:
         for hook in [*self._hooks, *(hook for slot in self._engine.slots for hook in slot.hooks)]:
             hook.remove()
 
-    def _before_forward(self, *_: Any) -> None:
+    def before_forward(self) -> None:
         """Send the buffers if the last forward trained and no backward pass has sent them since, as DDP does."""
         if self._state.phase is _BACKWARD or torch.compiler.is_compiling():
             return
@@ -389,6 +390,19 @@ def _check_kinds(unit: UnitRun) -> None:
                 f"'{unit.slots[0].name}' and '{slot.name}' are sent together, as {first.dtype} and {grad.dtype} now:"
                 f" {again}"
             )
+
+
+class _BeforeForward(StayingHook):
+    """The model's forward begins: it may need the buffers."""
+
+    def __init__(self, backward: Backward) -> None:
+        super().__init__()
+        self._backward = weakref.ref(backward)
+
+    def __call__(self, model: nn.Module, args: Any) -> None:
+        backward = self._backward()
+        if backward is not None:
+            backward.before_forward()
 
 
 class GradientTicket:

@@ -164,13 +164,17 @@ class UnitRun:
     # `commit` (engine/optimizer/step.py). If none ever steps, `was_applied_by_hand` decides, when the gradients are
     # dropped and when the state is saved (engine/backward.py). All other gradients that are dropped are skipped steps.
 
+    def optimizer_steps(self) -> None:
+        """An optimizer steps with these parameters: it is the one that changes them, and its step commits."""
+        self.stepped, self._checksums = True, []
+
     def commit(self, edited: Sequence[Tensor] = ()) -> None:
         """An optimizer steps with the averaged gradients: keep the codec states that their exchange left.
 
         `edited`: the gradients, if the user may have changed them (see `edited_gradients`). If all are zero now, the
         user skips the step, and the states stay as they were before it.
         """
-        self.stepped, self._checksums = True, []
+        self.optimizer_steps()
         if edited and self.uncommitted:
             used = torch.stack([grad.any() for grad in edited]).any()
             if used.device.type != "cpu":  # the host does not wait: the device decides

@@ -241,6 +241,8 @@ class Stepper:
     def _step_with_closure(self, adopted: Adopted, arguments: _Arguments) -> Any:
         self._engine.wait()
         args, kwargs = arguments
+        for unit in self._engine.units:
+            unit.optimizer_steps()  # the closure is called again after the optimizer has changed parameters
         result = adopted.original["step"](*args, **kwargs)
         for unit in self._engine.units:
             unit.commit()
