@@ -336,6 +336,78 @@ def reducer_group(model: Any, group: dist.ProcessGroup) -> None:
     model.reducer._update_process_group(group)
 
 
+def make_reducer(
+    parameters: Sequence[Tensor], buckets: Sequence[Sequence[int]], group: dist.ProcessGroup, *, as_views: bool
+) -> Any:
+    """torch's C++ reducer, as DistributedDataParallel makes it: hooks of these parameters send buckets in order.
+
+    `as_views`: gradients are views of the buckets. It must be deleted before its group.
+    """
+    sizes = [sum(parameters[i].nbytes for i in bucket) for bucket in buckets]
+    indices = [list(bucket) for bucket in buckets]
+    return dist.Reducer(list(parameters), indices, sizes, group, gradient_as_bucket_view=as_views)  # type: ignore[attr-defined]
+
+
+def set_reducer_hook(reducer: Any, hook: Callable[[Any, GradBucket], "torch.futures.Future[Any]"]) -> None:
+    """Let `hook` carry the buckets; once per reducer."""
+    dist._register_comm_hook(reducer, None, hook)  # type: ignore[attr-defined]
+
+
+def mark_ready(reducer: Any, index: int) -> None:
+    """Tell the reducer that a parameter's gradient is complete, if it does not know; only from a hook of a pass."""
+    try:
+        reducer._autograd_hook(index)
+    except RuntimeError as error:
+        if "ready only once" not in str(error):
+            raise
+
+
+def disarm_reducer(reducer: Any) -> None:
+    """Make the reducer ignore gradients until it is prepared for the next pass."""
+    reducer._reset_state()
+
+
+def check_finished(reducer: Any) -> None:
+    """Raise unless the reducer has averaged all gradients of the last pass."""
+    reducer._check_reducer_finalized()
+
+
+def compiled_autograd() -> bool:
+    """Whether backward passes are compiled now; hooks of C++ code do not run then."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
+
+
+def remove_reducer(reducer: Any) -> None:
+    """Remove the reducer's hooks from its parameters."""
+    reducer._remove_autograd_hooks()
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Run a backward pass that adds `gradient` to this parameter's gradient, unseen by `around_gradients`."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((parameter,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def around_gradients(around: Callable[..., Any]) -> Callable[[], None]:
+    """Call `around(run, create_graph)` for every pass that adds to `.grad`; returns a function that removes it.
+
+    `around` calls `run()`. `Tensor.backward` and `torch.autograd.backward` come through here, even if kept by name.
+    """
+
+    def replaced(original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("accumulate_grad", False):
+            return original(roots, *args, **kwargs)
+        return around(lambda: original(roots, *args, **kwargs), bool(args[2]))
+
+    return replace_function(torch.autograd, "_engine_run_backward", replaced)
+
+
+def broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], source: int) -> None:
+    """Overwrite the tensors with those of this rank of the group, in few messages, as DistributedDataParallel does."""
+    dist._broadcast_coalesced(group, list(tensors), 250 << 20, source)  # type: ignore[attr-defined]
+
+
 def has_comm_hook(model: Any) -> bool:
     """Whether a comm hook is registered with torch's DistributedDataParallel; True where that is not known."""
     return bool(getattr(model, "_comm_hooks", True))

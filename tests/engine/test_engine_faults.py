@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +41,8 @@ TIMEOUT = 5.0
 GRACE = 6.0
 """Seconds beyond the timeout: to look at the others, and for a machine with much else to do."""
 WORLD, ODD, SURVIVED = 3, 1, 7
+REDUCER = "reducer"
+"""In place of a codec: dense gradients, averaged by torch's reducer."""
 
 
 def build(spec: str | None = None, **options: Any) -> tuple[nn.Sequential, torch.optim.Optimizer, Any]:
@@ -47,7 +50,8 @@ def build(spec: str | None = None, **options: Any) -> tuple[nn.Sequential, torch
     net = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     shapes = [Shape(name, tuple(p.shape)) for name, p in net.named_parameters()]
-    plan = default_plan(shapes, compress=spec, group_bytes=0)
+    plan = default_plan(shapes, compress=None if spec == REDUCER else spec, group_bytes=0)
+    plan = replace(plan, executor="reducer") if spec == REDUCER else plan
     return net, optimizer, syncline.attach(net, optimizer, plan=plan, **options)
 
 
@@ -181,7 +185,9 @@ def check_survivors(told: list[Any], codes: list[int], text: str, *, within: flo
         assert codes[rank] == SURVIVED
 
 
-@pytest.mark.parametrize(("spec", "caught"), [(None, True), ("powersgd(rank=2)", True), ("powersgd(rank=2)", False)])
+@pytest.mark.parametrize(
+    ("spec", "caught"), [(None, True), ("powersgd(rank=2)", True), ("powersgd(rank=2)", False), (REDUCER, False)]
+)
 def test_a_killed_rank_is_named_by_all_others(spec: str | None, caught: bool) -> None:
     at = random.randrange(1, 30)
     told, (_, codes) = lose(spec, "kill", at, caught=caught)
@@ -190,8 +196,9 @@ def test_a_killed_rank_is_named_by_all_others(spec: str | None, caught: bool) ->
     check_survivors(told, codes, "is dead: last heartbeat", within=TIMEOUT + GRACE)
 
 
-def test_a_stopped_rank_is_named_by_all_others() -> None:
-    told, (letter, codes) = lose("powersgd(rank=2)", "stop", 3)
+@pytest.mark.parametrize("spec", ["powersgd(rank=2)", REDUCER])
+def test_a_stopped_rank_is_named_by_all_others(spec: str) -> None:
+    told, (letter, codes) = lose(spec, "stop", 3)
     assert letter == "T", "the fault fired"
     check_survivors(told, codes, "is stopped (SIGSTOP or a debugger)", within=TIMEOUT + GRACE)
 
@@ -202,9 +209,9 @@ def test_a_stuck_rank_is_named_by_all_others() -> None:
     check_survivors(told, codes, "is alive but has not joined", within=TIMEOUT + GRACE)
 
 
-@pytest.mark.parametrize("caught", [True, False])
-def test_an_error_in_a_rank_reaches_all_others(caught: bool) -> None:
-    told, (_, codes) = lose(None, "raise", 3, caught=caught)
+@pytest.mark.parametrize(("spec", "caught"), [(None, True), (None, False), (REDUCER, True), (REDUCER, False)])
+def test_an_error_in_a_rank_reaches_all_others(spec: str | None, caught: bool) -> None:
+    told, (_, codes) = lose(spec, "raise", 3, caught=caught)
     assert [message[0] for message in told[ODD]] == ["fired", "ended"]
     assert told[ODD][1][1:3] == ("ValueError", "the user's own code is broken")
     assert codes[ODD] == SURVIVED

@@ -205,8 +205,9 @@ def host_bound(rank: int, world: int) -> dict[str, Any]:
             sync, _ = train(
                 rank, WARM_UP + PROFILED + 2, model, lambda s, _, u=units: u.append(len(s.plan.units)), **options
             )
-            kinds = {(row.codec, row.exchange) for row in sync.plan.units}
-            found[name] = units[0], units[-1], kinds, sync.plan.hash
+            planned = sync.auto.choice.plan  # torch's reducer is being tried by now
+            kinds = {(row.codec, row.exchange) for row in planned.units}
+            found[name] = units[0], len(planned.units), kinds, planned.hash
             sync.close()
     finally:
         tuner.measure_costs = measure_costs

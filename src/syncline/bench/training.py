@@ -17,7 +17,7 @@ from syncline.cluster.ranks import Place
 from syncline.engine import attach
 from syncline.train.workload import build, load_optimizer
 
-TUNED_STEPS = 18
+TUNED_STEPS = 24
 """Steps after which an attached model has its plan and has measured the network."""
 
 

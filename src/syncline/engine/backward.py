@@ -75,19 +75,24 @@ class Backward:
         self._sent_buffers: list[Tensor] = []
         self._sent_versions: list[int] = []
         """The buffers that were sent, and their versions then, until the next training forward."""
+        self.broadcast: Callable[[], list[Tensor]] | None = None
+        """Another way to send the buffers, which have arrived when it returns them (torch's reducer)."""
         self._hooks: list[Any] = []
         self._uncommitted = False
         """Whether units may have codec states of the last pass that no step has committed."""
         self.observer: Callable[[Slot], None] | None = None
         """Is called for every gradient that is accumulated (profiling)."""
 
-    def add_hooks(self) -> None:
-        """Hook the model, and all parameters that train and have no hooks yet."""
+    def hook_model(self) -> None:
+        """Hook the model's forward, if it has buffers."""
         # TorchScript modules take no hooks: their buffers are sent after every backward pass only.
         if self.buffers and not self._hooks and not isinstance(self._engine.model, torch.jit.ScriptModule):
             self._sent_buffers = list(self._engine.model.buffers())
             self._sent_versions = versions_of(self._sent_buffers)
             self._hooks.append(self._engine.model.register_forward_pre_hook(_BeforeForward(self)))
+
+    def add_hooks(self) -> None:
+        """Hook all parameters that train and have no hooks yet."""
         for slot in self._engine.slots:
             parameter = slot.parameter
             if not slot.hooks and parameter.requires_grad:
@@ -98,27 +103,36 @@ class Backward:
                 after = partial(_after_gradient, weakref.ref(self), slot.index)
                 slot.hooks.append(parameter.register_post_accumulate_grad_hook(after))
 
+    def remove_hooks(self) -> None:
+        """Leave the gradients of all parameters alone."""
+        for slot in self._engine.slots:
+            for hook in slot.hooks:
+                hook.remove()
+            slot.hooks = []
+
     def tensor_swapped(self, tensor: Tensor) -> None:
         """`torch.utils.swap_tensors` has exchanged a tensor's content: a parameter's hooks went with the old one."""
         for slot in self._engine.slots:
             if slot.parameter is tensor:
                 slot.alias = slot.parameter.detach()
                 forget_hooks(slot.parameter)
-                slot.hooks = []
-                self.add_hooks()
+                if slot.hooks:  # not with torch's reducer
+                    slot.hooks = []
+                    self.add_hooks()
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, for good."""
         self.exchanges = False
-        for hook in [*self._hooks, *(hook for slot in self._engine.slots for hook in slot.hooks)]:
+        self.remove_hooks()
+        for hook in self._hooks:
             hook.remove()
 
     def before_forward(self) -> None:
         """Send the buffers if the last forward trained and no backward pass has sent them since, as DDP does."""
-        if self._state.phase is _BACKWARD or torch.compiler.is_compiling():
+        if self._state.phase is _BACKWARD or in_backward() or torch.compiler.is_compiling():
             return
         if self._buffers_changed:
-            self._send_buffers()
+            self.send_buffers()
         elif self._sent_buffers and versions_of(self._sent_buffers) != self._sent_versions:
             self._engine.say(
                 "buffers were changed outside of the model's forward: other ranks get rank 0's values at the end of the"
@@ -130,12 +144,17 @@ class Backward:
         # In evaluation, ranks may call the model on their own.
         self._buffers_changed = self.exchanges and self._engine.model.training and torch.is_grad_enabled()
 
-    def _send_buffers(self) -> None:
+    def send_buffers(self) -> None:
+        """Send rank 0's buffers to all ranks."""
+        self._buffers_changed = False
+        if self.broadcast is not None:
+            buffers = self.broadcast()
+            self._sent_buffers, self._sent_versions = buffers, versions_of(buffers)
+            return
         # Listed every time, because a module may have replaced them.
         buffers = [b for b in self._engine.model.buffers() if b.numel()]
         self._sent_buffers, self._sent_versions = buffers, versions_of(buffers)
         self._in_flight.add_buffers(buffers, broadcast_buffers(self._engine, buffers))
-        self._buffers_changed = False
 
     def _before_gradient(self, slot: Slot) -> None:
         """A gradient is about to be accumulated: nothing of the last pass may be in flight."""
@@ -159,14 +178,14 @@ class Backward:
         if not self._end_queued:
             self._end_queued = True
             after_backward(self._backward_ended)
+        self._gradient_complete(slot)
+
+    def _gradient_complete(self, slot: Slot) -> None:
         unit = slot.unit
         if unit is None:
             return
         if slot.fired:
-            raise RuntimeError(
-                f"the gradient of '{slot.name}' was accumulated twice in one backward pass: a shared parameter under"
-                " reentrant checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
-            )
+            raise accumulated_twice(slot.name)
         if slot.parameter.grad is None:
             raise UsageError(
                 f"a hook of '{slot.name}' removed its gradient before it was averaged over the ranks: step the"
@@ -179,6 +198,15 @@ class Backward:
         if not unit.missing and not _must_wait_for_end(unit):
             self._launch(unit)
 
+    def average(self, parameters: Sequence[Tensor]) -> None:
+        """Exchange the gradients of a pass that has ended, in which these parameters were used."""
+        self._begin()
+        used = {id(p) for p in parameters}
+        for slot in self._engine.slots:
+            if id(slot.parameter) in used:
+                self._gradient_complete(slot)
+        self.finish()
+
     def _begin(self) -> None:
         engine, running = self._engine, self._running
         if self._state.in_flight:
@@ -188,7 +216,8 @@ class Backward:
             raise executor.failure
         self._check_model()
         if [slot.parameter.requires_grad for slot in engine.slots] != running.trained:
-            self._frozen_parameters_changed()
+            self.add_hooks()
+            self.frozen_parameters_changed()
         engine.tell_peers(f"step {engine.step}: backward")
         self._state.begin_backward()
         self._began(running.trained)
@@ -201,12 +230,11 @@ class Backward:
                 launch.step = engine.recorder.step
         executor.begin(running.order)
 
-    def _frozen_parameters_changed(self) -> None:
+    def frozen_parameters_changed(self) -> None:
         """Build units again; every rank must have frozen the same parameters."""
         engine = self._engine
         refuse_attached(engine.model, [(slot.name, slot.parameter) for slot in engine.slots], engine)
-        self.add_hooks()
-        agree_on_frozen(self._engine, self._running.trained)
+        agree_on_frozen(engine, self._running.trained)
         self._running.build()
 
     def _check_last_gradients(self) -> None:
@@ -292,7 +320,7 @@ class Backward:
         self._state.end_backward()
         self._uncommitted = True
         if self.buffers:
-            self._send_buffers()
+            self.send_buffers()
         self._in_flight.add_arrival(used)
         engine.tell_peers(f"step {engine.step}: after backward")
         shared = [unit for unit in units if unit.shared_memory]
@@ -342,6 +370,19 @@ def _after_gradient(known: "weakref.ref[Backward]", index: int, _: Tensor) -> No
         backward.after_gradient(backward.slots[index])
 
 
+def accumulated_twice(name: str) -> RuntimeError:
+    """The error of a parameter that a backward pass has reached twice."""
+    return RuntimeError(
+        f"the gradient of '{name}' was accumulated twice in one backward pass: a shared parameter under reentrant"
+        " checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
+    )
+
+
+def sparse_gradient(name: str) -> UsageError:
+    """The error of a parameter with a sparse gradient."""
+    return UsageError(f"the gradient of '{name}' is sparse: build its embedding with sparse=False")
+
+
 def _collect_gradients(unit: UnitRun) -> None:
     """Take a unit's complete gradients as they are. The objects stay; the user's memory stays theirs."""
     chain = unit.uncommitted
@@ -358,7 +399,7 @@ def _collect_gradients(unit: UnitRun) -> None:
             slot.grad = None
             continue
         if grad.layout != torch.strided:
-            raise UsageError(f"the gradient of '{slot.name}' is sparse: build its embedding with sparse=False")
+            raise sparse_gradient(slot.name)
         if grad.is_conj():
             grad.data = grad.detach().resolve_conj()  # autograd conjugates lazily; codecs need the values
         users_memory = slot.kept_grad

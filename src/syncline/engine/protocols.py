@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from syncline.engine.launch.units import Launch, Slot, UnitRun
@@ -66,6 +67,9 @@ class Executor(Protocol):
 
     def end_updates(self) -> None:
         """All updates of this optimizer's step have been handed over."""
+
+    def watch(self, label: str, group: dist.ProcessGroup) -> None:
+        """Others have put communication of this group on the current stream: it is an error if that does not end."""
 
     def fail(self, error: BaseException) -> None:
         """Do nothing any more: whoever waits gets this error. From any thread; the first error counts."""
@@ -160,6 +164,9 @@ class EngineView(WatchedEngine, Protocol):
 
 class TunableEngine(EngineView, Protocol):
     """The part of the engine that only tuning needs."""
+
+    reducer_suits: bool
+    """Whether torch's reducer can run this loop, as far as it is known."""
 
     @property
     def compiled(self) -> bool:

@@ -47,6 +47,11 @@ class RunningPlan:
         launches = {(unit.row.name, launch.part): launch for unit in self.units for launch in unit.launches}
         self.order = [launches[part] for part in self.plan.order if part in launches]
 
+    @property
+    def owes_residuals(self) -> bool:
+        """Whether a codec of another plan has left residuals that are to be added to the next gradient."""
+        return any("error" in b.state for unit in self.units for launch in unit.launches for b in launch.batches)
+
     def load(self, states: dict[str, dict[str, Tensor]]) -> None:
         """Replace all codec state."""
         self._unused_states, self.units = states, []

@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import Executor, StepObserver, Ticket
+from syncline.engine.reducer_backward import ReducerBackward
 from syncline.engine.running_plan import RunningPlan
 from syncline.engine.shutdown import close_at_exit, close_when_collected, forget
 from syncline.engine.step_state import Phase, StepState
@@ -83,6 +85,12 @@ class Sync:
         self.recorder = recorder or process_recorder(device)
         self._counted = recorder is None
         self._said: set[str] = set()
+        scripted, complex_ = (
+            isinstance(model, torch.jit.ScriptModule),
+            any(s.parameter.is_complex() for s in self.slots),
+        )
+        self.reducer_suits = not scripted and not complex_
+        self._profiled = False
         self._state = StepState()
         self._running = RunningPlan(plan, shapes, self.slots, groups)
         self._in_flight = InFlight(self, self._state)
@@ -100,13 +108,21 @@ class Sync:
             check_model=changes.check,
             began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
         )
+        self._reducer = ReducerBackward(
+            self,
+            self._state,
+            self._running,
+            self._backward,
+            began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
+            unsuitable=self._leave_reducer,
+        )
         self.stepper = Stepper(
             self,
             self._state,
             self._in_flight,
             update=update,
             check_model=changes.check,
-            finish_backward=self._backward.finish,
+            finish_backward=self._finish_backward,
             dropped=self._backward.gradients_zeroed,
             stepped=self._after_step,
         )
@@ -142,8 +158,9 @@ class Sync:
         """Return when nothing is in flight: gradients are averaged, parameters updated, buffers received."""
         if self.world == 1 or self.closed:
             return
-        self._backward.finish()
-        self._in_flight.settle()
+        self._finish_backward()
+        if not self._reducer.active:
+            self._in_flight.settle()
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one per rank."""
@@ -156,6 +173,7 @@ class Sync:
         self.wait()
         states, self.step = read_state(state, {slot.name: slot.parameter for slot in self.slots})
         self._running.load({n: {k: t.to(self.device) for k, t in s.items()} for n, s in states.items()})
+        self._use_planned_executor()
 
     def replan(self, plan: Plan) -> None:
         """Continue with another plan; all ranks call this between the same two steps. Codec state is kept by name."""
@@ -169,6 +187,7 @@ class Sync:
             self._running.plan = plan
             self._running.connect()
         self._running.build()
+        self._use_planned_executor()
 
     def close(self, *, reuse_groups: bool = True) -> None:
         """Finish what is in flight, restore model and optimizers, end all threads.
@@ -190,6 +209,7 @@ class Sync:
     def __repr__(self) -> str:
         """The model, its units and codecs, the step, and what is in flight."""
         codecs = ", ".join(sorted({unit.codec for unit in self.plan.units}))
+        codecs += ", torch's reducer" if self.plan.executor == "reducer" else ""
         return (
             f"<Sync of {type(self.model).__name__} on rank {self.rank} of {self.world}: {len(self.plan.units)} units,"
             f" {codecs}; step {self.step}; {self._state.phase.value}>"
@@ -225,6 +245,7 @@ class Sync:
         attached_models.forget(self)
         self._leave_recorder()
         self._backward.close()
+        self._reducer.stop()
         self._in_flight.release()
         if self._finder is not None:
             self._finder.close()
@@ -266,7 +287,10 @@ class Sync:
             with torch.no_grad():
                 self.groups.broadcast([*self.model.parameters(), *self.model.buffers()])
         self._running.build()
-        self._backward.add_hooks()
+        self._backward.hook_model()
+        if not self.reducer_suits and self.plan.executor == "reducer":
+            self._leave_reducer("the model has complex parameters or is TorchScript", ())
+        self._use_planned_executor()
         for optimizer in optimizers:
             self.stepper.adopt(optimizer)
         finder = self._finder = OptimizerFinder(self, self.stepper)
@@ -288,6 +312,34 @@ class Sync:
         self.groups.agree(_text_of(self.plan), "plans")
         tuned = None if self.auto is None else self.auto.allowed or "order"
         self.groups.agree(f"{options}\ntune: {tuned}", "attach's options")
+
+    def _use_planned_executor(self) -> None:
+        """Let the plan's executor have the next backward pass. Nothing is in flight; the same on all ranks."""
+        if self.plan.executor == "reducer" and not self._profiled and not self._running.owes_residuals:
+            self._backward.remove_hooks()
+            self._reducer.start()
+        else:
+            self._reducer.stop()
+            self._backward.add_hooks()
+        self.stepper.guard_states(not self._reducer.active)
+
+    def _leave_reducer(self, why: str, parameters: Sequence[Tensor]) -> None:
+        """The loop does what torch's reducer cannot do: run the same units with our own executor, for good.
+
+        `parameters` have local gradients, of a pass that has just ended.
+        """
+        self.say(f"{why}: gradients are averaged by Syncline's executor instead of torch's reducer")
+        self.reducer_suits = False
+        self._running.plan = replace(self.plan, executor="overlap")
+        self._use_planned_executor()
+        if parameters:
+            self._backward.average(parameters)
+
+    def _finish_backward(self) -> None:
+        if self._reducer.active:
+            self._reducer.finish()
+        else:
+            self._backward.finish()
 
     def _make_executor(self, workers: int) -> Executor:
         if self.device.type == "cuda":
@@ -355,6 +407,8 @@ class Sync:
         inner = self.executor.inner if isinstance(self.executor, SerialExecutor) else self.executor
         self.executor = inner if observer is None else SerialExecutor(inner, observer, self.wait)
         self._backward.observer = None if observer is None else observer.gradient_complete
+        self._profiled = observer is not None
+        self._use_planned_executor()
 
     def observe_touches(self, tickets: Sequence[Ticket]) -> None:
         """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""
@@ -366,6 +420,9 @@ class Sync:
         self._sentinel.after_optimizer_step(first=first)
         if self.auto is not None:
             self.auto.after_optimizer_step(first=first)
+        if self.plan.executor == "reducer" and not self._reducer.active and not self._profiled:
+            self.wait()
+            self._use_planned_executor()  # residuals of the plan before may have been sent now
         self.tell_peers(f"step {self.step}: forward")
         assert self._compiled is not None
         self._compiled.after_step()

@@ -3,6 +3,7 @@
 And the planner, which finds a plan from measured costs; see docs/planner.md.
 """
 
+from syncline.plan.buckets import bucket_plan
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, load_costs
 from syncline.plan.default import default_plan
 from syncline.plan.file import load, save
@@ -26,6 +27,7 @@ __all__ = [
     "Shape",
     "Unit",
     "Weighed",
+    "bucket_plan",
     "default_plan",
     "greedy_order",
     "load",

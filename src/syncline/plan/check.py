@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from syncline import codecs, exchange
-from syncline.errors import UsageError
+from syncline.errors import UsageError, unknown
 from syncline.plan.unit import Part, Shape, Unit
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -36,6 +36,28 @@ def table(units: Sequence[Unit], order: Sequence[Part]) -> None:
         first = next(u.label(i) for u in units for i in range(u.partitions) if (u.name, i) not in launched)
         more = f" and {missing - 1} more" if missing > 1 else ""
         raise UsageError(f"the order does not launch '{first}'{more}: add each part where it should be sent")
+
+
+EXECUTORS = ("overlap", "reducer")
+REDUCER_CODECS = ("none", "bf16", "fp16")
+
+
+def executor(name: str, units: Sequence[Unit]) -> None:
+    """Raise unless this executor exists and can run these units."""
+    if name not in EXECUTORS:
+        raise UsageError(f"the plan: {unknown('executor', name, EXECUTORS)}")
+    if name != "reducer":
+        return
+    for unit in units:
+        if unit.codec not in REDUCER_CODECS or unit.exchange != "allreduce" or unit.partitions != 1:
+            raise UsageError(
+                f"unit '{unit.name}' ({unit.codec}, {unit.exchange}, partitions = {unit.partitions}): executor"
+                f" 'reducer' takes codec {', '.join(REDUCER_CODECS)}, exchange allreduce and partitions = 1, so change"
+                ' the unit or use executor = "overlap"'
+            )
+    if len({unit.codec for unit in units}) > 1:
+        codecs = ", ".join(sorted({unit.codec for unit in units}))
+        raise UsageError(f"the units have codecs {codecs}: executor 'reducer' takes the same codec for all units")
 
 
 def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None:

@@ -17,16 +17,18 @@ VERSION = 1
 
 _HEADER = """\
 # A Syncline plan: what is done to each gradient. Edit it, and run with it; mistakes are named when it is read.
+# executor: "overlap" hides launches behind the backward pass and the next forward pass. "reducer" is torch's C++
+#   reducer: each unit is a bucket that is sent during the backward pass; codec "none", "bf16" or "fp16" for all units.
 # order: what is sent first, the same on every rank. Move lines; each part of each unit must be there once.
 #   A unit of one part goes by its name, the parts of a larger one are "name[0]", "name[1]" and so on.
 # [[unit]]: rows in the order of the forward pass. Parameters of one unit are sent as one.
 #   codec: "none", "bf16", "topk(0.01) | int8"...  exchange: "allreduce", "allgather", "sharded"...
 #   partitions: parts it is cut into, so that urgent ones can pass; only for codecs of flat values.
-#   What is left out is codec = "none", exchange = "allreduce", partitions = 1.
+#   What is left out is executor = "overlap", codec = "none", exchange = "allreduce", partitions = 1.
 """
 _TRUST = "if you trust the file, use --trust, or in a program plan=syncline.plan.load(path, trust=True)"
 _UNIT = {"name": str, "parameters": list, "codec": str, "exchange": str, "partitions": int}
-_TOP = {"version": int, "order": list, "about": dict, "unit": list}
+_TOP = {"version": int, "executor": str, "order": list, "about": dict, "unit": list}
 _WORDS = {str: "text in quotes", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
 _BITS = 63
 _PART = re.compile(r"(.*)\[([0-9]{1,9})\]", re.DOTALL)
@@ -45,7 +47,9 @@ def text_of(plan: Plan) -> str:
     """The text of the plan file."""
     check.table(plan.units, plan.order)
     names = {unit.name: unit for unit in plan.units}
-    lines = [_HEADER, f"version = {VERSION}\n", "order = ["]
+    check.executor(plan.executor, plan.units)
+    lines = [_HEADER, f"version = {VERSION}"]
+    lines += [f"executor = {_text(plan.executor)}"] * (plan.executor != "overlap") + ["", "order = ["]
     lines += [f"  {_text(_spell(names[name], part, names))}," for name, part in plan.order]
     lines += ["]", ""]
     if plan.about:
@@ -87,6 +91,7 @@ def parse(text: str, *, of: str = "the plan") -> Plan:
     try:
         plan = _plan(content)
         check.table(plan.units, plan.order)
+        check.executor(plan.executor, plan.units)
     except UsageError as error:
         raise UsageError(f"{of}: {error}") from None
     return plan
@@ -107,7 +112,8 @@ def _plan(content: Mapping[str, Any]) -> Plan:
         if not isinstance(value, Fact):
             raise UsageError(f"[about] {key} is a {type(value).__name__}: use text, a number, true or false")
     names = {unit.name: unit for unit in units}
-    return Plan(units, tuple(_part(text, names) for text in _texts(content["order"], "order")), about)
+    order = tuple(_part(text, names) for text in _texts(content["order"], "order"))
+    return Plan(units, order, about, content.get("executor", "overlap"))
 
 
 def _unit(row: Any, number: int) -> Unit:

@@ -19,7 +19,7 @@ def trained(plan: Plan, shapes: Sequence[Shape]) -> Plan:
             parts = min(unit.partitions, max(1, sum(values[name] for name in names)))
             units.append(replace(unit, parameters=names, partitions=parts))
     live = {(unit.name, part) for unit in units for part in range(unit.partitions)}
-    return Plan(tuple(units), tuple(part for part in plan.order if part in live), plan.about)
+    return Plan(tuple(units), tuple(part for part in plan.order if part in live), plan.about, plan.executor)
 
 
 def ordered_as(plan: Plan, part: Plan) -> Plan:
@@ -41,7 +41,7 @@ def whole(plan: Plan, shapes: Sequence[Shape], *, codec: str = "none", exchange:
     # Units are listed in forward order, by their first parameter.
     at = {shape.name: number for number, shape in enumerate(shapes)}
     listed = sorted((*plan.units, *units), key=lambda unit: min(at[name] for name in unit.parameters))
-    return Plan(tuple(listed), plan.order + order, plan.about)
+    return Plan(tuple(listed), plan.order + order, plan.about, plan.executor)
 
 
 def _names(units: Sequence[Unit], taken: Collection[str]) -> dict[str, str]:

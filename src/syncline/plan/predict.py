@@ -1,7 +1,7 @@
 """Predict the step time of a plan: turn plan and costs into a scenario of the simulator."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -34,8 +34,28 @@ class LaunchTraffic:
 
 
 def predict(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, spans: bool = False) -> Outcome:
-    """Simulate a step under this plan."""
+    """Simulate a step under this plan. For torch's reducer there are no waits and no spans."""
+    if plan.executor == "reducer":
+        outcome = simulate(scenario(plan, shapes, costs))
+        return replace(outcome, step=reducer_step(plan, shapes, costs), waits=())
     return simulate(scenario(plan, shapes, costs), spans=spans)
+
+
+def reducer_step(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> float:
+    """Seconds of a step under torch's reducer: buckets are sent one after the other, and the update waits for all."""
+    by_name = {shape.name: shape for shape in shapes}
+    units = {unit.name: unit for unit in plan.units}
+    free = 0.0
+    for name, _ in plan.order:
+        members = tuple(p for p in units[name].parameters if p in by_name)
+        if not members:
+            continue
+        sent = job(replace(units[name], parameters=members), by_name, costs)
+        ready = max(costs.complete.get(p, costs.backward) for p in members)
+        wire = sum(transfer.latency + transfer.wire for transfer in sent.rounds)
+        free = max(free, ready + sent.encode) + wire + sent.decode
+    update = costs.update(sum(shape.values for shape in shapes))
+    return costs.data + costs.forward + max(costs.backward, free) + update
 
 
 def scenario(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> Scenario:

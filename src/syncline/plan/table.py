@@ -21,17 +21,23 @@ class Plan:
     order: tuple[Part, ...]
     about: Mapping[str, Fact] = field(default_factory=dict, hash=False)
     """Free facts, such as the predicted step time; not part of the hash."""
+    executor: str = "overlap"
+    """`overlap`: launches are hidden behind the backward pass and the next forward pass. `reducer`: torch's C++ reducer
+    sends each unit as one bucket during the backward pass, as DDP does."""
 
     @property
     def hash(self) -> str:
         """Sixteen hex digits of units and order: the same in every process, so that ranks can compare their plans."""
         rows = [[u.name, list(u.parameters), u.codec, u.exchange, u.partitions] for u in self.units]
-        text = json.dumps(["syncline plan 1", rows, [list(part) for part in self.order]], separators=(",", ":"))
+        executor = [] if self.executor == "overlap" else [self.executor]
+        content = ["syncline plan 1", rows, [list(part) for part in self.order], *executor]
+        text = json.dumps(content, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
     def check(self, shapes: Sequence[Shape], *, world: int = 2) -> None:
         """Raise a `UsageError` unless this plan can train a model of these parameters on `world` ranks."""
         check.table(self.units, self.order)
+        check.executor(self.executor, self.units)
         check.model(self.units, shapes, world=world)
 
     def table(self) -> str:
@@ -46,7 +52,9 @@ class Plan:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         facts = [f"{_plain(key)}: {_plain(str(self.about[key]))}" for key in sorted(self.about)]
-        return "\n".join([*lines, f"plan {self.hash}: {len(self.units)} units, {len(self.order)} launches", *facts])
+        size = f"{len(self.units)} units, {len(self.order)} launches"
+        executor = f", executor {self.executor}" if self.executor != "overlap" else ""
+        return "\n".join([*lines, f"plan {self.hash}: {size}{executor}", *facts])
 
 
 def _runs(positions: Sequence[int]) -> str:

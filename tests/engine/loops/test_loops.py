@@ -1,4 +1,4 @@
-"""`attach` trains as DDP does: every loop of the table in four ways (see `ways.py`), compared with a reference.
+"""`attach` trains as DDP does: every loop of the table in five ways (see `ways.py`), compared with a reference.
 
 All rows with 2 ranks; the core also with 1, 4 and (marker `full`) 3. With 1 and 2 ranks bit for bit (a sum of two has
 one order, and a share of 1/2 is exact), but where a row says otherwise. With 3 and 4 ranks to rounding, because the

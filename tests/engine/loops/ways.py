@@ -1,4 +1,4 @@
-"""The four ways in which `syncline.attach` runs a loop, and the record of a run."""
+"""The five ways in which `syncline.attach` runs a loop, and the record of a run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,9 +21,11 @@ DEVICE = ["cpu"]
 """Where models and batches are; `test_engine_gpu.py` sets it in its ranks."""
 SLOW = "loops.slow_exchange:slow(ms=1.5)"
 POWERSGD = "powersgd(rank=2)"
-WAYS = ("dense", "fine", "bf16", "powersgd")
-"""dense: `attach` as it is. fine: a unit for each module, large ones cut, over an exchange that answers late."""
-CODECS = {"dense": "none", "fine": "none", "bf16": "bf16", "powersgd": POWERSGD}
+WAYS = ("dense", "fine", "bf16", "powersgd", "reducer")
+"""dense: `attach` as it is. fine: a unit for each module, large ones cut, over an exchange that answers late.
+
+reducer: several buckets, averaged by torch's reducer."""
+CODECS = {"dense": "none", "fine": "none", "bf16": "bf16", "powersgd": POWERSGD, "reducer": "none"}
 
 
 class Ours:
@@ -47,6 +49,8 @@ class Ours:
         """What the way asks of `attach`."""
         if self.way == "fine":
             return {"plan": fine_plan(model)}
+        if self.way == "reducer":
+            return {"plan": plan.bucket_plan(shapes_of(model), bucket_bytes=3 << 10)}
         return {"compress": None if self.way == "dense" else CODECS[self.way], "tune": self.tune}
 
     def again(self, model: nn.Module) -> nn.Module:
@@ -79,9 +83,13 @@ class Ours:
 
 def fine_plan(model: nn.Module) -> plan.Plan:
     """The default plan would send these small models as one unit."""
+    return plan.default_plan(shapes_of(model), exchange=SLOW, group_bytes=0, part_bytes=3 << 10)
+
+
+def shapes_of(model: nn.Module) -> list[plan.Shape]:
+    """The parameters that are averaged."""
     averaged = [(name, p) for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
-    shapes = [plan.shape_of(name, p) for name, p in averaged]
-    return plan.default_plan(shapes, exchange=SLOW, group_bytes=0, part_bytes=3 << 10)
+    return [plan.shape_of(name, p) for name, p in averaged]
 
 
 @dataclass

@@ -15,7 +15,8 @@ class SerialExecutor:
     def __init__(self, inner: Executor, observer: StepObserver, wait: Callable[[], None]) -> None:
         self.inner, self._observer, self._wait = inner, observer, wait
         self.recorder, self.lanes = inner.recorder, inner.lanes
-        self.begin, self.exchanged, self.fail, self.close = inner.begin, inner.exchanged, inner.fail, inner.close
+        self.begin, self.exchanged, self.watch = inner.begin, inner.exchanged, inner.watch
+        self.fail, self.close = inner.fail, inner.close
         self._held: list[UnitRun] = []
 
     @property

@@ -86,6 +86,8 @@ class StreamExecutor:
         self._now: Any = None
         """An event: what the training stream had done when an optimizer began to step."""
         self._issued: deque[tuple[float, str, Any]] = deque()
+        self._watched: dist.ProcessGroup | None = None
+        """The group of other communication that is to be aborted after a failure."""
         self._closing = threading.Event()
         self._timeout = peers.timeout
         self._thread = threading.Thread(
@@ -155,11 +157,19 @@ class StreamExecutor:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def watch(self, label: str, group: dist.ProcessGroup) -> None:
+        """Others have put communication of this group on the current stream: it is an error if that does not end."""
+        self._watched = group
+        self._end(torch.cuda.current_stream(self.device), label)
+
     def fail(self, error: BaseException) -> None:
         """Do nothing any more, and abort what is on the network. From any thread; the first error counts."""
         if self.failure is None:
             self.failure = error
-        for group in {id(link.group): link.group for launch in self._order for link in launch.links}.values():
+        groups = {id(link.group): link.group for launch in self._order for link in launch.links}
+        if self._watched is not None:
+            groups[id(self._watched)] = self._watched
+        for group in groups.values():
             abort_group(group, self.device)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from syncline._compat import NoSubclasses
@@ -158,6 +159,9 @@ class ThreadExecutor:
 
     def end_updates(self) -> None:
         """Nothing to do."""
+
+    def watch(self, label: str, group: dist.ProcessGroup) -> None:
+        """Nothing to do: on the CPU, communication has ended when the training thread has waited for it."""
 
     def fail(self, error: BaseException) -> None:
         """Do nothing any more: whoever waits gets the error. From any thread; the first error counts."""

@@ -150,7 +150,8 @@ def dense(plan: Plan, names: Collection[str]) -> Plan:
         for unit in plan.units
     ]
     order: list[Any] = [(name, 0) if name in names else (name, part) for name, part in plan.order]
-    return replace(plan, units=tuple(units), order=tuple(dict.fromkeys(order)))
+    # Units may have different codecs now, which torch's reducer cannot run.
+    return replace(plan, units=tuple(units), order=tuple(dict.fromkeys(order)), executor="overlap")
 
 
 def _norms(unit: UnitRun, device: torch.device) -> Tensor:

@@ -55,6 +55,7 @@ class Stepper:
         self._dropped, self._stepped = dropped, stepped
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
+        self._guards = True
         self.stepping: torch.optim.Optimizer | None = None
         """The adopted optimizer that steps now."""
 
@@ -83,7 +84,12 @@ class Stepper:
         return any(id(p) in self._slots for group in optimizer.param_groups for p in group["params"])
 
     def guard_state(self, optimizer: torch.optim.Optimizer) -> WaitingState | None:
-        """Make readers of `optimizer.state` wait; None if the user has put a dict there that must stay what it is."""
+        """Make readers of `optimizer.state` wait; None if the user has put a dict there that must stay what it is.
+
+        None as well while nothing can be in flight.
+        """
+        if not self._guards:
+            return None
         if isinstance(optimizer.state, WaitingState):
             return optimizer.state
         if type(optimizer.state) not in (dict, defaultdict) or is_held_by_others(optimizer.__dict__, "state"):
@@ -97,15 +103,20 @@ class Stepper:
         if self._state.in_flight and self._state.phase is not Phase.STEPPING:
             self._engine.wait()
 
+    def guard_states(self, guards: bool) -> None:
+        """Whether `optimizer.state` waits. With torch's reducer nothing is in flight: it is torch's own dict then."""
+        self._guards = guards
+        for each in list(self._adopted):
+            if guards:
+                self.guard_state(each.optimizer)
+            else:
+                _leave_state(each.optimizer)
+
     def restore(self) -> None:
         """Give the optimizers their own methods back."""
         for each in list(self._adopted):
             each.restore()
-            optimizer = each.optimizer
-            if isinstance(optimizer.state, WaitingState):
-                optimizer.state.stop_waiting()
-                if not is_held_by_others(optimizer.__dict__, "state"):
-                    optimizer.state = optimizer.state.plain()
+            _leave_state(each.optimizer)
         self._adopted.clear()
 
     def step(self, adopted: Adopted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,10 +232,12 @@ class Stepper:
 
     def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped all its parameters by itself: commit codec states, count the step."""
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for unit in self._engine.units:
-            if any(id(slot.parameter) in mine for slot in unit.slots):
-                unit.commit(unit.edited_gradients())
+        uncommitted = [unit for unit in self._engine.units if unit.uncommitted]
+        if uncommitted:
+            mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for unit in uncommitted:
+                if any(id(slot.parameter) in mine for slot in unit.slots):
+                    unit.commit(unit.edited_gradients())
         self._stepped(self._state.whole_step())
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -270,6 +283,9 @@ class Stepper:
     def zero_grad(self, adopted: Adopted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The user's `optimizer.zero_grad()`, without waiting: a gradient in flight is zeroed behind its update."""
         self._finish_backward()
+        if not self._state.in_flight and not any(unit.uncommitted for unit in self._engine.units):
+            adopted.original["zero_grad"](*args, **kwargs)
+            return
         set_to_none = kwargs.get("set_to_none", args[0] if args else True)
         parameters = [p for group in adopted.optimizer.param_groups for p in group["params"]]
         slots = [slot for p in parameters if (slot := self._slots.get(id(p))) is not None]
@@ -303,6 +319,13 @@ class Stepper:
 def _zero(grads: list[Tensor]) -> None:
     for grad in grads:
         grad.zero_()
+
+
+def _leave_state(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer.state, WaitingState):
+        optimizer.state.stop_waiting()
+        if not is_held_by_others(optimizer.__dict__, "state"):
+            optimizer.state = optimizer.state.plain()
 
 
 def _alias(slot: Slot) -> Tensor:

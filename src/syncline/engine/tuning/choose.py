@@ -38,12 +38,16 @@ class PlanChooser:
 
     def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None) -> None:
         self._engine, self._allowed = engine, allowed
+        self.overlap: Plan = engine.plan
+        """The plan in use, or the last one before torch's reducer took over."""
         self._joined: tuple[str, Plan] | None = None
         """Hash of a plan whose units were joined, and the plan before, whose units may come back. On rank 0."""
 
     def choose(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
         """The plan for parameters of these shapes. Only rank 0 searches, since ranks may share cores."""
-        return from_rank_0(self._engine.groups, lambda: self.search(costs, shapes))
+        choice = from_rank_0(self._engine.groups, lambda: self.search(costs, shapes))
+        self.overlap = choice.plan
+        return choice
 
     def search(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
         """The search itself; it takes no part in any communication."""
@@ -51,7 +55,7 @@ class PlanChooser:
         if self._allowed is not None and not engine.fell_back:
             choice = search(shapes, costs, allowed=self._allowed)
             return replace(choice, plan=whole(choice.plan, engine.shapes))
-        before = engine.plan
+        before = self.overlap if engine.plan.executor == "reducer" else engine.plan
         if self._joined is not None and self._joined[0] == before.hash:
             before = self._joined[1]
         found = reorder(trained(before, shapes), shapes, costs)

@@ -21,11 +21,13 @@ from torch import Tensor
 from syncline.engine.protocols import TunableEngine
 from syncline.engine.tuning.choose import PlanChooser
 from syncline.engine.tuning.drift import WINDOW, Cause, Drift
+from syncline.engine.tuning.executor_trial import ExecutorTrial, reducer_plans
 from syncline.engine.tuning.measure_costs import dense_link, mean_over_ranks, measure_costs, measure_link
 from syncline.engine.tuning.probe_link import dense_seconds
 from syncline.engine.tuning.profile import Profile
+from syncline.plan.check import REDUCER_CODECS
 from syncline.plan.costs import Costs
-from syncline.plan.planner import Choice
+from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.unit import Shape
 
 WARM_UP, PROFILED = 2, 4
@@ -52,10 +54,14 @@ class Tuner:
         self._pending_mean: tuple[Any, Tensor] | None = None
         """An all-reduce of the step times, and its tensor."""
         self._last_step_at = 0.0
+        self._trial: ExecutorTrial | None = None
+        """The trial of executors that runs now."""
         self._profile: Profile | None = None
         """The profile that is being taken, or from which the next plan will be made."""
         self._steps = 0
         """Since attach: a resumed job is measured again."""
+        self.seconds = 0.0
+        """What profiles have cost so far: probes, planning, and how much longer profiled steps took than others."""
 
     def backward_begins(self, active: Sequence[bool]) -> None:
         """A backward pass has begun in which these parameters train; the same on all ranks."""
@@ -80,17 +86,32 @@ class Tuner:
         now = time.perf_counter()
         if self._last_step_at:
             self._step_times.append(now - self._last_step_at)
+            if self._profile is not None and len(self._step_times) > 1:
+                self.seconds += max(0.0, self._step_times[-1] - self._step_times[0])
         self._last_step_at = now
         self._steps += 1
         with engine.on_device():
             if self._profile is not None:
                 self._continue_profile(self._profile)
+            elif self._trial is not None:
+                self._continue_trial(self._trial)
             elif self.choice is None and self._steps == WARM_UP:
                 self._start_profile()
+            elif self.choice is not None and engine.plan.executor != self.choice.plan.executor:
+                self._return_to_overlap(self.choice)
             elif self._pending_mean is not None:
                 self._check_drift(*self._pending_mean)
             elif self.choice is not None and (engine.step - self.planned_at[-1]) % WINDOW == 0:
                 self._end_window()
+
+    def _return_to_overlap(self, choice: Choice) -> None:
+        """The loop has turned out to be unsuitable for torch's reducer: use the best plan without it."""
+        engine = self._engine
+        engine.wait()
+        if not engine.owes_a_step():
+            self.choice = replace(choice, plan=self._chooser.overlap)
+            with engine.communicating("replan"):
+                engine.replan(self._chooser.overlap)
 
     def _end_window(self) -> None:
         seen, self._trained = self._trained, []
@@ -104,6 +125,7 @@ class Tuner:
     def _start_profile(self) -> None:
         """Time the next steps without overlap, and plan from them."""
         self._engine.wait()
+        self._trial = None
         self._trained = []
         self._profile = Profile(self._engine.device, self._engine.slots)
         self._engine.profile(self._profile)
@@ -126,13 +148,15 @@ class Tuner:
         if engine.owes_a_step():
             return
         self._profile = None
+        begin = time.perf_counter()
         with engine.communicating("the measurements of auto"):
             self.planned, self._trained = self._trained, []
             self._plan(measure_costs(engine, profile, self.allowed, self.shapes))
+        self.seconds += time.perf_counter() - begin
 
     def _plan(self, costs: Costs) -> None:
         engine = self._engine
-        begin, before = engine.recorder.mark("update"), engine.plan.hash if self.planned_at else ""
+        begin, before = engine.recorder.mark("update"), self._chooser.overlap.hash if self.planned_at else ""
         self.costs = costs
         self.choice = self._chooser.choose(costs, self.shapes)
         if self.allowed is not None:
@@ -145,6 +169,46 @@ class Tuner:
         self._last_step_at = 0.0
         (network,) = mean_over_ranks(engine, [self._dense_seconds()])
         self._drift.planned(network, same=self.choice.plan.hash == before)
+        self._start_trial(self.choice, costs)
+
+    def _start_trial(self, choice: Choice, costs: Costs) -> None:
+        """Compare the plan with torch's reducer, if that may be faster."""
+        engine = self._engine
+        used = {unit.codec for unit in choice.plan.units}
+        codecs = ALWAYS if self.allowed is not None and not engine.fell_back else tuple(used) if len(used) == 1 else ()
+        if not engine.reducer_suits or not set(codecs) <= set(REDUCER_CODECS):
+            return
+        plans = reducer_plans(choice.plan, choice.step, engine.shapes, self.shapes, costs, codecs)
+        if plans:
+            self._trial = ExecutorTrial(plans, choice.plan, choice.step, engine.device)
+            engine.replan(self._trial.current)
+
+    def _continue_trial(self, trial: ExecutorTrial) -> None:
+        engine = self._engine
+        mine = trial.after_step()
+        if mine is None:
+            return
+        engine.wait()
+        if engine.owes_a_step():
+            return
+        with engine.communicating("the trial of executors"):
+            if trial.add(mean_over_ranks(engine, [mine])[0]) and engine.reducer_suits:
+                engine.replan(trial.current)
+            else:
+                self._end_trial(trial)
+
+    def _end_trial(self, trial: ExecutorTrial) -> None:
+        """Stay with the fastest plan."""
+        engine, self._trial = self._engine, None
+        self._step_times.clear()
+        self._last_step_at = 0.0
+        assert self.choice is not None
+        if engine.reducer_suits:
+            plan, why = trial.fastest()
+            self.choice = replace(self.choice, plan=plan, why=f"{self.choice.why}; {why}")
+            if plan.executor == "reducer" and self.allowed is not None:
+                engine.say(f"step {engine.step}: {why}")
+        engine.replan(self.choice.plan)
 
     def _check_drift(self, work: Any, total: Tensor) -> None:
         self._pending_mean = None
