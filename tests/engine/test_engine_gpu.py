@@ -58,11 +58,12 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str]) -> None:
 def test_loops_are_ddp_over_nccl() -> None:
     """The table of loops on the GPU, as much as fits; SYNCLINE_LOOPS_RECORD names a file for the record."""
     rows = [row for row in ROWS.values() if row.cuda]
-    # The core in all ways, then every loop over the late exchange, then the rest.
+    # The core in all ways, then every loop over the late exchange and with torch's reducer, then the rest.
     core = [f"{row.name}-{way}" for row in rows if row.core for way in row.ways]
     late = [f"{row.name}-fine" for row in rows if "fine" in row.ways]
+    reducer = [f"{row.name}-reducer" for row in rows if "reducer" in row.ways]
     rest = [f"{row.name}-{way}" for row in rows for way in row.ways]
-    wanted = list(dict.fromkeys([*core, *late, *rest]))
+    wanted = list(dict.fromkeys([*core, *late, *reducer, *rest]))
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(train_loops, args=(2, folder, wanted), nprocs=2)
         done = json.loads(Path(folder, "rows.json").read_text())
