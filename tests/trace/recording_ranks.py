@@ -58,7 +58,9 @@ def hooks(loop):
     from torch.optim import optimizer
 
     if loop.sync is not None:
-        loop.sync.wait()  # an attached engine has hooks of its own while something is in flight
+        getattr(
+            loop.sync, "sync", loop.sync
+        ).wait()  # an attached engine has hooks of its own while something is in flight
     return {
         "forward": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in loop.model.modules()],
         "steps": len(optimizer._global_optimizer_pre_hooks) + len(optimizer._global_optimizer_post_hooks),

@@ -1,6 +1,7 @@
 """`attach` trains as DDP does: every loop of the table in five ways (see `ways.py`), compared with a reference.
 
-All rows with 2 ranks; the core also with 1, 4 and (marker `full`) 3. With 1 and 2 ranks bit for bit (a sum of two has
+All rows with 2 ranks, those outside of the core in two ways each (all ways with `--full`); the core also with 1, 4 and
+(marker `full`) 3. With 1 and 2 ranks bit for bit (a sum of two has
 one order, and a share of 1/2 is exact), but where a row says otherwise. With 3 and 4 ranks to rounding, because the
 backend's order of summation depends on the sizes of messages: float32 with SGD, and float64 with optimizers that make
 full steps of gradients that are only rounding.
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from loops.run_rows import SUBJECTS, run_rows
-from loops.table import ROWS
+from loops.table import ROWS, Row
 from ranks import run_ranks
 from syncline import exchange
 from syncline.codecs import Mean
@@ -29,9 +30,19 @@ def cells(world: int) -> list[Any]:
     """One parameter set for each row and way; rows of a subject run in one start of ranks."""
     marks = [pytest.mark.full] if world == 3 else []
     if world == 2:
-        return [pytest.param(2, r.subject, f"{r.name}-{way}") for r in ROWS.values() for way in r.ways]
+        return [
+            pytest.param(2, r.subject, f"{r.name}-{way}", marks=[] if _is_usual(number, r, way) else [pytest.mark.full])
+            for number, r in enumerate(ROWS.values())
+            for way in r.ways
+        ]
     core = [f"{r.name}-{OTHER_WORLDS[world]}" for r in ROWS.values() if r.core]
     return [pytest.param(world, "core", name, marks=marks) for name in core]
+
+
+def _is_usual(number: int, row: Row, way: str) -> bool:
+    """Whether this cell runs without `--full`: the core, the late exchange, and one other way, row by row the next."""
+    others = [other for other in row.ways if other != "fine"]
+    return row.core or way == "fine" or way == others[number % len(others)]
 
 
 @cache

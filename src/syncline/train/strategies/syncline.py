@@ -83,7 +83,11 @@ def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
 def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
     """The step time that the plan in use predicts; None without a plan, or with several models and plans."""
     syncs = _syncs(synchronisers)
-    predicted = syncs[0].plan.about.get("predicted_ms") if len(syncs) == 1 else None
+    if len(syncs) != 1:
+        return None
+    predicted = syncs[0].plan.about.get("predicted_ms")
+    if predicted is None and syncs[0].auto is not None and syncs[0].auto.choice is not None:
+        return syncs[0].auto.choice.step * 1e3  # executors are being compared
     return float(predicted) if isinstance(predicted, int | float) else None
 
 
