@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import stat
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from invoke import Invoke, time_limit
 
 import report_samples
+from special_files import put
 from syncline.files import write_text
 from syncline.train.config import Config
 
@@ -28,21 +28,6 @@ CASES = {
     "spans/rank0.spans.jsonl.gz": [("trace", "analyze", "spans"), ("trace", "export", "spans")],
     "trace.json": [("trace", "analyze", "trace.json"), ("trace", "diff", "trace.json", "trace.json")],
 }
-
-
-def put(kind, path):
-    """Make something at `path` that is not a regular file."""
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(os.path.relpath(path))  # the path of a socket is short
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "socket", "loop"])

@@ -3,13 +3,13 @@
 import os
 import random
 import shutil
-import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
 from checkpoint_content import content as make_content
 
+from special_files import put
 from syncline.errors import UsageError
 from syncline.train.checkpoint import files
 from syncline.train.checkpoint.resume import choose
@@ -149,21 +149,6 @@ def test_something_else_in_the_place_of_a_file(kind, run, monkeypatch):
     files.cut_logs(log.parent, rank=0, workers=2, after=4)
     assert not log.exists()
     assert os.path.lexists(f"{log}.aside")
-
-
-def put(kind, path):
-    """Make something at `path` that is not a regular file."""
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(os.path.relpath(path))  # a socket's path is short
 
 
 def test_lines_of_a_log_that_are_not_steps_are_left_out_and_counted(run):

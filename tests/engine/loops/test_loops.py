@@ -20,8 +20,6 @@ from ranks import run_ranks
 from syncline import exchange
 from syncline.codecs import Mean
 
-FAILING: set[str] = set()
-"""Rows with a known fault; one that passes in all ways is an error, so that it is removed from here."""
 OTHER_WORLDS = {1: "dense", 3: "fine", 4: "fine"}
 """The way in which the core runs with other numbers of ranks."""
 
@@ -60,11 +58,7 @@ def test_loop(world: int, part: str, cell: str, request: pytest.FixtureRequest) 
     chosen = [item.callspec.params for item in request.session.items if item.originalname == request.node.originalname]
     together = tuple(p["cell"] for p in chosen if (p["world"], p["part"]) == (world, part))
     found = problems(world, together)
-    name = cell.rsplit("-", 1)[0]
-    if name in FAILING:
-        fails = any(found[c] for c in together if c.rsplit("-", 1)[0] == name)
-        assert fails or world != 2, f"remove {name} from FAILING"
-    elif found[cell]:
+    if found[cell]:
         pytest.fail(str(found[cell]), pytrace=False)
 
 
