@@ -1,4 +1,4 @@
-"""Entry point of `syncline` and `python -m syncline`; without the packages of the command line it says what to do."""
+"""Entry point of `syncline` and `python -m syncline`; if typer or rich is missing, it says which extra to install."""
 
 import sys
 

@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from syncline.cluster import forkserver
+from syncline.errors import UsageError
 
 SCRIPT = """
 import json, os, signal, sys, tempfile, time
@@ -79,3 +83,11 @@ def test_the_next_ranks_get_a_new_forkserver_and_nothing_is_left(found):
     assert isinstance(found["last"], int)
     assert found["last"] != found["first"]
     assert found["left"] == []
+
+
+def test_a_folder_with_too_long_a_path_for_sockets_is_named():
+    def refuse():
+        raise OSError("AF_UNIX path too long")
+
+    with pytest.raises(UsageError, match="set TMPDIR=/tmp"):
+        forkserver.start(SimpleNamespace(start=refuse))

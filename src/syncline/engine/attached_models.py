@@ -1,4 +1,4 @@
-"""The models that are attached now, and changes of their parameters: no parameter has two engines, or none."""
+"""The models that are attached now: refuses a parameter of two engines, and parameters that were added or replaced."""
 
 import weakref
 from collections.abc import Iterable, Sequence
