@@ -56,6 +56,17 @@ def test_columns_decode_to_the_spans() -> None:
     assert len(columns([])["rows"]) == 0
 
 
+def test_streams_and_groups_are_tracks():
+    made = columns([
+        Span(0, "exchange", "all-reduce", "", 0, 0, 5, 0, "tp", "20"),
+        Span(0, "exchange", "all-reduce", "", 0, 6, 9, 0, "dp", "20"),
+        Span(0, "exchange", "all-reduce", "", 0, 9, 12),
+    ])  # fmt: skip
+    assert [made["strings"][row[4]] if row[4:] else "" for row in made["rows"]] == [
+        "", "group dp, stream 20", "group tp, stream 20",
+    ]  # fmt: skip
+
+
 def test_spans_overlap_only_in_the_last_row() -> None:
     made = [Span(0, "exchange", "x", str(i), 0, i, 1000 + i) for i in range(40)]
     rows = columns(made)["rows"]

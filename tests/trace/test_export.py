@@ -16,6 +16,8 @@ from syncline.trace.formats.chrome_events import micros
 from syncline.trace.formats.chrome_read import read_chrome_trace
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.horovod_write import horovod_trace, operation
+from syncline.trace.merge.merge_ranks import Part
+from syncline.trace.merge.rank_file import rank_file_name, read_rank_file, write_rank_file
 
 NAMES = st.sampled_from(["all-reduce", "ring", "blocked", "encode", "broadcast", 'a "b" \\ c'])
 UNITS = st.sampled_from(["", "conv1", "conv1[0]", "gewicht ü"])
@@ -137,6 +139,23 @@ def test_no_event_makes_reading_crash(tmp_path_factory, events):
     }
     path.write_text(json.dumps([*events, ours]))
     check(chrome_trace(read_chrome_trace(path)))
+
+
+def test_process_groups_and_streams_have_tracks_of_their_own_and_survive_the_file(tmp_path):
+    spans = [
+        Span(0, "forward", "gemm", "", 0, 0, 10, stream="7"),
+        Span(0, "forward", "copy", "", 0, 2, 6, stream="13"),
+        Span(0, "exchange", "all-reduce", "a", 0, 5, 9, 8, "tp", "20"),
+        Span(0, "exchange", "all-gather", "b", 0, 20, 29, 8, "dp", "24"),
+    ]
+    write_chrome_trace(Trace.of(spans, split=False), tmp_path / "t.json")
+    assert sorted(read_chrome_trace(tmp_path / "t.json").spans, key=spans.index) == spans
+    events = chrome_trace(Trace.of(spans, split=False))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == [
+        "forward, stream 13", "forward, stream 7", "exchange, group dp, stream 24", "exchange, group tp, stream 20",
+    ]  # fmt: skip
+    write_rank_file(Part(0, spans), tmp_path, world_size=1)
+    assert read_rank_file(tmp_path / rank_file_name(0)).part.spans == spans
 
 
 COURSE = [

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from syncline.report.figures import one_line, plural
-from syncline.trace.span import LANES, STEP, Span
+from syncline.trace.span import LANES, STEP, Span, device_track
 
 LIMIT = 100_000
 """Maximum number of spans of one run in a page."""
@@ -84,7 +84,7 @@ def columns(spans: Sequence[Span]) -> dict[str, Any]:
     kinds: dict[tuple[int, int, int], int] = {}
     rows: list[list[int]] = []
     starts, lengths, which, steps = (bytearray() for _ in range(4))
-    for (rank, lane), members in _lanes(spans):
+    for (rank, lane, track), members in _tracks(spans):
         for slot, row in enumerate(_rows(members)):
             at, step = origin, 0
             for span in row:
@@ -94,7 +94,7 @@ def columns(spans: Sequence[Span]) -> dict[str, Any]:
                 _append(which, kinds.setdefault(kind, len(kinds)))
                 _append(steps, _zigzag(span.step - step))
                 at, step = span.start, span.step
-            rows.append([rank, name(lane), slot, len(row)])
+            rows.append([rank, name(lane), slot, len(row), *([name(track)] if track else [])])
     return {
         "strings": list(strings),
         "kinds": [number for kind in kinds for number in kind],
@@ -106,12 +106,13 @@ def columns(spans: Sequence[Span]) -> dict[str, Any]:
     }
 
 
-def _lanes(spans: Iterable[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
-    found: dict[tuple[int, str], list[Span]] = defaultdict(list)
+def _tracks(spans: Iterable[Span]) -> list[tuple[tuple[int, str, str], list[Span]]]:
+    """The spans by rank, lane, and process group and stream."""
+    found: dict[tuple[int, str, str], list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.rank, span.lane].append(span)
+        found[span.rank, span.lane, device_track(span)].append(span)
     place = {lane: number for number, lane in enumerate(ORDER)}
-    return sorted(found.items(), key=lambda item: (item[0][0], place.get(item[0][1], len(ORDER)), item[0][1]))
+    return sorted(found.items(), key=lambda item: (item[0][0], place.get(item[0][1], len(ORDER)), *item[0][1:]))
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:

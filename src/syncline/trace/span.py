@@ -27,6 +27,7 @@ MAX_TIME_NS = 1 << 62
 MAX_COUNT = 1 << 53
 """Limit of steps and bytes that are read from files: JSON numbers are exact up to here."""
 _ROW_TYPES = [str, str, str, int, int, int, int]
+_LONG_ROW_TYPES = [*_ROW_TYPES, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,15 @@ class Span:
     start: int
     end: int
     bytes: int = 0
+    group: str = ""
+    """The process group of an exchange; empty for the group of all ranks, and where it is unknown."""
+    stream: str = ""
+    """The stream of the device that did the work; empty for work of the host, and where it is unknown."""
 
     def to_row(self) -> list[Any]:
         """The span without its rank as plain values, for files and messages that hold the spans of one rank."""
-        return [self.lane, self.name, self.unit, self.step, self.start, self.end, self.bytes]
+        row = [self.lane, self.name, self.unit, self.step, self.start, self.end, self.bytes]
+        return [*row, self.group, self.stream] if self.group or self.stream else row
 
     @classmethod
     def from_row(cls, rank: int, row: Sequence[Any]) -> "Span":
@@ -54,9 +60,9 @@ class Span:
     @classmethod
     def from_untrusted_row(cls, rank: int, row: Any) -> "Span":
         """The same for a file that may hold anything; `ValueError` says what is wrong."""
-        if not isinstance(row, list) or [type(value) for value in row] != _ROW_TYPES:
+        if not isinstance(row, list) or [type(value) for value in row] not in (_ROW_TYPES, _LONG_ROW_TYPES):
             raise ValueError("a value is missing or has the wrong type")
-        lane, _, _, step, start, end, size = row
+        lane, _, _, step, start, end, size = row[: len(_ROW_TYPES)]
         if lane not in LANES and lane != STEP:
             raise ValueError("unknown lane")
         if not -MAX_TIME_NS < start <= end < MAX_TIME_NS:
@@ -64,3 +70,12 @@ class Span:
         if not -MAX_COUNT < step < MAX_COUNT or not 0 <= size < MAX_COUNT:
             raise ValueError("the step or the number of bytes is out of range")
         return cls(rank, *row)
+
+
+def device_track(span: Span) -> str:
+    """The process group and the stream of a span, as the name of its track in a lane; empty where both are unknown.
+
+    >>> device_track(Span(0, "exchange", "all-reduce", "", 0, 0, 1, group="tp", stream="20"))
+    'group tp, stream 20'
+    """
+    return ", ".join(f"{what} {name}" for what, name in (("group", span.group), ("stream", span.stream)) if name)

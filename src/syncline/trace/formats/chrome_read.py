@@ -59,6 +59,7 @@ def _span(event: dict[str, Any]) -> Span | None:
     if not 0 <= rank < MAX_RANKS or not isinstance(name, str) or not isinstance(unit, str):
         return None
     row = [event.get("cat"), name.removesuffix(unit).rstrip(), unit, args.get("step"), *when, args.get("bytes")]
+    row += [args.get("group", ""), args.get("stream", "")]
     try:
         return Span.from_untrusted_row(rank, row)
     except ValueError:

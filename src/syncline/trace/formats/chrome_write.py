@@ -1,8 +1,8 @@
 """Writes a trace as Chrome trace JSON, which chrome://tracing and Perfetto open.
 
-One process per rank and one track per lane, with further tracks where spans of a lane overlap, since spans of one track
-may not. Arrows lead from the last rank to join an exchange to the ranks that waited for it. Counters show the bytes in
-flight and the sending rate.
+One process per rank and one track per lane, process group and stream, with further tracks where spans of a track
+overlap, since they may not. Arrows lead from the last rank to join an exchange to the ranks that waited for it. Counters
+show the bytes in flight and the sending rate.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from typing import Any
 from syncline.trace.formats.chrome_events import Event, micros, names, slots, write_events
 from syncline.trace.merge.exchanges import Exchange
 from syncline.trace.merge.merge_ranks import Trace
-from syncline.trace.span import LANES, STEP, Span
+from syncline.trace.span import LANES, STEP, Span, device_track
 
 FORMAT = "syncline trace 1"
 _ORDER = (STEP, *LANES)
@@ -48,25 +48,27 @@ def chrome_events(trace: Trace) -> Iterator[Event]:
 
 def _tracks(spans: Sequence[Span]) -> tuple[list[int], list[Event]]:
     """The thread number of each span, and the metadata that names processes and threads."""
-    lanes: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    lanes: dict[int, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, span in enumerate(spans):
-        lanes[span.rank][span.lane].append(index)
+        lanes[span.rank][span.lane, device_track(span)].append(index)
     of = [0] * len(spans)
     named: list[Event] = []
     for rank in sorted(lanes):
         # From 1: Perfetto takes thread 0 of process 0 for an idle processor.
         labels: list[str] = []
-        for lane in sorted(lanes[rank], key=_ORDER.index):
-            members = lanes[rank][lane]
+        for lane, track in sorted(lanes[rank], key=lambda key: (_ORDER.index(key[0]), key[1])):
+            members = lanes[rank][lane, track]
             chosen = slots((spans[i].start, spans[i].end) for i in members)
             for index, slot in zip(members, chosen, strict=True):
                 of[index] = len(labels) + 1 + slot
-            labels += [lane if slot == 0 else f"{lane} {slot + 1}" for slot in range(max(chosen) + 1)]
+            label = f"{lane}, {track}" if track else lane
+            labels += [label if slot == 0 else f"{label} {slot + 1}" for slot in range(max(chosen) + 1)]
         named += names(rank, f"rank {rank}", enumerate(labels, start=1))
     return of, named
 
 
 def _complete(span: Span, tid: int, origin: int) -> Event:
+    where = {key: value for key, value in (("group", span.group), ("stream", span.stream)) if value}
     return {
         "ph": "X",
         "name": f"{span.name} {span.unit}".strip(),
@@ -75,7 +77,7 @@ def _complete(span: Span, tid: int, origin: int) -> Event:
         "tid": tid,
         "ts": micros(span.start - origin),
         "dur": micros(span.end - span.start),
-        "args": {"step": span.step, "unit": span.unit, "bytes": span.bytes},
+        "args": {"step": span.step, "unit": span.unit, "bytes": span.bytes, **where},
     }
 
 

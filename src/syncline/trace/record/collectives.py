@@ -72,7 +72,8 @@ class RecordingGroup(dist.ProcessGroup):
 
     def __init__(self, hooks: LoopHooks, group: Any) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self._hooks, self._inner, self._suffix = hooks, group, _group_suffix(group)
+        self._hooks, self._inner, self._group = hooks, group, _group_label(group)
+        self._suffix = _suffix(self._group)
 
     def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
         """DDP calls this for each bucket, and for the bitmap of used parameters."""
@@ -89,7 +90,7 @@ class RecordingGroup(dist.ProcessGroup):
         if is_bucket:
             hooks.last_gradient = start  # the last bucket starts when the last gradient is computed
         work = self._inner.allreduce(tensors, options)
-        _record_completion(hooks, work, start, "all-reduce", unit, tensor.nbytes, tensor.device, self._suffix)
+        _record_completion(hooks, work, start, "all-reduce", unit, tensor.nbytes, tensor.device, self._group)
         return work
 
     def getBackendName(self) -> str:
@@ -108,15 +109,15 @@ for _name in _PASSED_ON:
     setattr(RecordingGroup, _name, _pass_on(_name))
 
 
-def _group_suffix(group: Any) -> str:
-    """What follows the number in the units of a group: nothing for the world.
-
-    All ranks use the same name for a group. Ranks outside of it have collectives of their own at the same time.
-    """
+def _group_label(group: Any) -> str:
+    """The name of a group, which is the same on all its ranks; nothing for the world."""
     name = str(getattr(group, "group_name", ""))
-    if group is None or group is dist.group.WORLD or not name:
-        return ""
-    return f" of group {name[:_GROUP_NAME_CHARACTERS]}"
+    return "" if group is None or group is dist.group.WORLD else name[:_GROUP_NAME_CHARACTERS]
+
+
+def _suffix(group: str) -> str:
+    """What follows the number in the units of a group: ranks outside of it have collectives at the same time."""
+    return f" of group {group}" if group else ""
 
 
 def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at: int) -> Callable[..., Any]:
@@ -131,8 +132,8 @@ def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at:
         given = args[position] if 0 <= position < len(args) else kwargs.get(keyword)
         candidates = given if isinstance(given, list | tuple) else [given]
         tensors = [tensor for tensor in candidates if isinstance(tensor, Tensor)]
-        suffix = _group_suffix(group)
-        unit = f"collective {next(hooks.collective_numbers[suffix])}{suffix}"
+        label = _group_label(group)
+        unit = f"collective {next(hooks.collective_numbers[label])}{_suffix(label)}"
         size = sum(tensor.nbytes for tensor in tensors)
         hooks.enter_collective()
         step, start = recorder.step, recorder.mark("exchange")
@@ -142,9 +143,10 @@ def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at:
             hooks.leave_collective()
         if isinstance(result, dist.Work):
             device = tensors[0].device if tensors else torch.device("cpu")
-            _record_completion(hooks, result, start, name, unit, size, device, suffix)
+            _record_completion(hooks, result, start, name, unit, size, device, label)
         else:
-            recorder.add("exchange", name, start, recorder.mark("exchange"), unit=unit, bytes=size, step=step)
+            end = recorder.mark("exchange")
+            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step, group=label)
             hooks.counts["exchange"] += 1
         return result
 
@@ -152,7 +154,7 @@ def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at:
 
 
 def _record_completion(
-    hooks: LoopHooks, work: Any, start: Mark, name: str, unit: str, size: int, device: torch.device, queue: str
+    hooks: LoopHooks, work: Any, start: Mark, name: str, unit: str, size: int, device: torch.device, group: str
 ) -> None:
     """Add the span of a collective when it has completed; on CUDA at once, with an event at its end."""
     recorder = hooks.recorder
@@ -161,16 +163,16 @@ def _record_completion(
         return  # a CUDA graph is captured
 
     def completed(_: Any) -> None:
-        recorder.add_ending_now("exchange", name, start, unit=unit, bytes=size, step=step)
+        recorder.add_ending_now("exchange", name, start, unit=unit, bytes=size, step=step, group=group)
         hooks.exchanges_ended += 1
 
     try:
         future = work.get_future()
-        end = recorder.mark_completion(future, device, queue)
+        end = recorder.mark_completion(future, device, group)
         if end is None:
             future.then(completed)
         else:
-            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step)
+            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step, group=group)
             hooks.exchanges_ended += 1
     except Exception as error:  # not all backends support futures
         text = f"a collective has no span, because its end cannot be observed ({type(error).__name__})"

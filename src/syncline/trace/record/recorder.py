@@ -14,7 +14,7 @@ from syncline.trace.span import BLOCKED, STEP, Span
 
 Mark = int | torch.cuda.Event | None
 """A moment: host nanoseconds, a CUDA event, or None while nothing is recorded."""
-_Row = tuple[str, str, str, int, Any, Any, int]  # both marks are integers, or both are events
+_Row = tuple[str, str, str, int, Any, Any, int, str]  # both marks are integers, or both are events
 
 HOST_LANES = frozenset({"data", "wait"})
 """Lanes that block the host. Their spans use the host's clock even when the other lanes' work is on a GPU."""
@@ -74,7 +74,16 @@ class Recorder:
         return None if self._cuda is None else self._cuda.mark_completion(future, device, queue)
 
     def add(
-        self, lane: str, name: str, start: Mark, end: Mark, *, unit: str = "", bytes: int = 0, step: int = -1
+        self,
+        lane: str,
+        name: str,
+        start: Mark,
+        end: Mark,
+        *,
+        unit: str = "",
+        bytes: int = 0,
+        step: int = -1,
+        group: str = "",
     ) -> None:
         """Add a span between two marks; `step` defaults to the current one.
 
@@ -82,7 +91,7 @@ class Recorder:
         """
         if not self.enabled or start is None or end is None:
             return
-        row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes)
+        row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes, group)
         if lane == STEP:
             self._steps.append(row)  # in a buffer of their own, so that no step time is dropped with other spans
             self._step_count += 1
@@ -92,14 +101,16 @@ class Recorder:
             self.dropped += 1
         self._rows.append(row)
 
-    def add_ending_now(self, lane: str, name: str, start: Mark, *, unit: str, bytes: int, step: int) -> None:
+    def add_ending_now(
+        self, lane: str, name: str, start: Mark, *, unit: str, bytes: int, step: int, group: str = ""
+    ) -> None:
         """Add a span that ends now. Works from other threads, and shortly after recording was switched off."""
         if start is None or (isinstance(start, int) and start < self._restarted_ns):
             return
         end = self._now(lane)
         if end is not None:
             self.dropped += len(self._rows) == self._rows.maxlen
-            self._rows.append((lane, name, unit, step, start, end, bytes))
+            self._rows.append((lane, name, unit, step, start, end, bytes, group))
 
     def add_blocked(self, start: Mark, end: Mark) -> None:
         """The training thread (on CUDA: its stream) was blocked, so it did no forward, backward or data work."""
@@ -139,8 +150,8 @@ class Recorder:
         rows = [*_rows_from(self._rows, first_step), *_rows_from(self._steps, first_step)]
         return cut_blocked(
             [
-                Span(self.rank, lane, name, unit, step, *self._times(start, end, step), size)
-                for lane, name, unit, step, start, end, size in rows
+                Span(self.rank, lane, name, unit, step, *self._times(start, end, step), size, group)
+                for lane, name, unit, step, start, end, size, group in rows
             ]
         )
 

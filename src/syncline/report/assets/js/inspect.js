@@ -29,7 +29,7 @@ Syncline.inspect = (() => {
     const bytes = set.bytes(index);
     const veiled = hidden(set, parts, index);
     const step = set.step[index] >= 0 ? set.stepOf(set.step[index], row.rank) ?? set.stepOf(set.step[index]) : null;
-    const pairs = [["rank", String(row.rank)], ["lane", row.lane], ["name", set.name(index)], ["unit", set.unit(index)],
+    const pairs = [["rank", String(row.rank)], ["lane", row.lane], ["track", row.track], ["name", set.name(index)], ["unit", set.unit(index)],
       ["step", set.step[index] >= 0 ? String(set.step[index]) : "none"], ["duration", text.time(length)]];
     if (step && row.lane !== "step") pairs.push(["from its start", text.time(set.start[index] - step.from)]);
     if (bytes) pairs.push(["bytes", text.size(bytes)]);

@@ -1,5 +1,6 @@
 "use strict";
-// Position of each row: one group per rank, with its partition on top, then one track per lane with sub-rows for overlaps.
+// Position of each row: one group per rank, with its partition on top, then one track per lane, process group and
+// stream, with sub-rows for overlaps.
 Syncline.layout = (() => {
   const HEAD = 18;
   const GAP = 10;
@@ -7,7 +8,7 @@ Syncline.layout = (() => {
 
   const rowHeight = (count) => (count === 1 ? ONE : count <= 3 ? 11 : count <= 6 ? 8 : 6);
 
-  // Returns {groups: [{rank, y, head, folded, tracks: [{lane, y, height, row: [{row, y, height}]}]}], height}.
+  // Returns {groups: [{rank, y, head, folded, tracks: [{lane, label, y, height, row: [{row, y, height}]}]}], height}.
   const of = (set, { ranks = set.ranks, folded = new Set(), top = 0 } = {}) => {
     let y = top;
     const byRank = new Map(ranks.map((rank) => [rank, []]));
@@ -16,11 +17,14 @@ Syncline.layout = (() => {
       const group = { rank, y, head: HEAD, folded: folded.has(rank), tracks: [] };
       y += HEAD + 2;
       if (!group.folded) {
-        const lanes = new Map();
-        for (const row of byRank.get(rank)) lanes.set(row.lane, [...(lanes.get(row.lane) ?? []), row]);
-        for (const [lane, rows] of lanes) {
+        const tracks = new Map();
+        for (const row of byRank.get(rank)) {
+          const label = row.track ? `${row.lane}, ${row.track}` : row.lane;
+          tracks.set(label, [...(tracks.get(label) ?? []), row]);
+        }
+        for (const [label, rows] of tracks) {
           const height = rowHeight(rows.length);
-          group.tracks.push({ lane, y, height: height * rows.length, rows: rows.map((row, i) => ({ row, y: y + i * height, height: height - 1 })) });
+          group.tracks.push({ lane: rows[0].lane, label, y, height: height * rows.length, rows: rows.map((row, i) => ({ row, y: y + i * height, height: height - 1 })) });
           y += height * rows.length + 2;
         }
       }

@@ -48,7 +48,7 @@ Syncline.ruler = (() => {
       ctx.font = `11px ${colours.font}`;
       ctx.fillStyle = colours.soft;
       ctx.textAlign = "right";
-      for (const track of group.tracks) ctx.fillText(track.lane, gutter - 8, track.y - shift + top + track.height / 2);
+      for (const track of group.tracks) ctx.fillText(Syncline.paint.fit(ctx, track.label, gutter - 10), gutter - 8, track.y - shift + top + track.height / 2);
     }
   };
 

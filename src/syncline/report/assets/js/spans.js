@@ -28,7 +28,7 @@ Syncline.spans = (() => {
     const step = numbers(columns.step, count, Float64Array);
     const reach = new Float64Array(count);
     let from = 0;
-    const rows = columns.rows.map(([rank, lane, slot, size]) => {
+    const rows = columns.rows.map(([rank, lane, slot, size, track]) => {
       let [time, number, latest] = [0, 0, 0];
       for (let i = from; i < from + size; i += 1) {
         time += start[i];
@@ -40,7 +40,7 @@ Syncline.spans = (() => {
         reach[i] = latest;
       }
       from += size;
-      return { rank, lane: columns.strings[lane], slot, from: from - size, to: from };
+      return { rank, lane: columns.strings[lane], track: columns.strings[track] ?? "", slot, from: from - size, to: from };
     });
     return queries({ count, start, end, kind, step, reach, rows, strings: columns.strings, kinds: columns.kinds });
   };

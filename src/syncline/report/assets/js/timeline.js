@@ -20,7 +20,8 @@ Syncline.timeline = (() => {
 
     const redraw = Syncline.perFrame(() => draw());
     const view = Syncline.view.of(set, () => { box.hide(); hovered = null; redraw(); });
-    const gutter = () => (scroller.clientWidth < 560 ? 68 : 84);
+    const named = set.rows.some((row) => row.track); // names of groups and streams need room
+    const gutter = () => (scroller.clientWidth < 560 ? 68 : named ? 168 : 84);
     const plot = () => ({ left: gutter(), right: scroller.clientWidth - REST });
     const bars = Syncline.stepbars.open(panel.querySelector(".stepbars"), trace.steps, { pick: (number) => pick(number) });
 
