@@ -117,7 +117,7 @@ def block(case: Case, row: dict[str, Any]) -> str:
     text = row["text"].split("\nunits by")[0].rstrip()
     text = "\n".join(line.rstrip() for line in text.splitlines()[1:])
     verdict, step = row["verdict"], row["step_ms"]
-    lines = ["```", f"$ {case.shown}", "$ syncline trace analyze syncline-trace", text, "```", ""]
+    lines = ["```console", f"$ {case.shown}", "$ syncline trace analyze syncline-trace", text, "```", ""]
     lines += [f"![One step of the timeline](images/why-slow-{case.name}.png)", ""]
     said = f"{verdict['recoverable_ms']:.0f} ms per step were said to be recoverable"
     if "replay" in row:
