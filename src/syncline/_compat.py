@@ -408,6 +408,23 @@ def broadcast_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor], sou
     dist._broadcast_coalesced(group, list(tensors), 250 << 20, source)  # type: ignore[attr-defined]
 
 
+def on_coalesced_broadcast(around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around` in place of the broadcast with which DistributedDataParallel sends rank 0's buffers in forward."""
+    return replace_function(dist, "_broadcast_coalesced", around)
+
+
+def on_every_wait(around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around` in place of `Work.wait`, which Python code calls; torch's collectives that block call it too."""
+    return replace_function(dist.Work, "wait", around)
+
+
+def on_every_batch(around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around` in place of the call that gets the next batch of any `torch.utils.data.DataLoader`."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    return replace_function(_BaseDataLoaderIter, "__next__", around)
+
+
 def has_comm_hook(model: Any) -> bool:
     """Whether a comm hook is registered with torch's DistributedDataParallel; True where that is not known."""
     return bool(getattr(model, "_comm_hooks", True))

@@ -103,6 +103,17 @@ def winsorized_mean(values: Sequence[float]) -> float:
     return mean_or_zero(winsorized(values))
 
 
+def upper_limit(values: Sequence[float]) -> float:
+    """What is larger than this is no chance variation: a quarter, or four spreads, above the median.
+
+    >>> upper_limit([19.0, 20.0, 20.0, 21.0, 90.0])
+    25.9304
+    """
+    middle = median_or_zero(values)
+    spread = 1.4826 * median_or_zero([abs(value - middle) for value in values])
+    return middle + max(4 * spread, 0.25 * middle)
+
+
 def two_standard_errors(values: Sequence[float]) -> float:
     """Two standard errors of `winsorized_mean`: a smaller effect may be chance. Infinite for fewer than two values."""
     return 2 * std(winsorized(values)) / math.sqrt(len(values)) if len(values) > 1 else math.inf

@@ -1,16 +1,17 @@
-"""The span, the one record of time, with the names of lanes and phases that all of `trace` uses."""
+"""The span, the one record of time, with the names of lanes, phases and process groups that all of `trace` uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-LANES = ("data", "forward", "backward", "encode", "exchange", "decode", "update", "wait")
+LANES = ("data", "forward", "backward", "encode", "exchange", "decode", "update", "between", "wait")
 """Kinds of work of a rank. Each span belongs to one of them, or to `STEP`."""
 
 COMPUTE_LANES = ("forward", "backward", "update")
 """Lanes of compute, which can hide an exchange or a codec."""
 
-TRAINING_LANES = ("data", *COMPUTE_LANES)
+TRAINING_LANES = ("data", *COMPUTE_LANES, "between")
 """Lanes of the training thread's own work. The phases of the same names count its time there."""
 
 STEP = "step"
@@ -19,7 +20,7 @@ STEP = "step"
 BLOCKED = "blocked"
 """The name of `wait` spans in which the training thread was blocked. They are cut out of its compute spans."""
 
-PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "other")
+PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "between", "other")
 """Categories of the training thread's time. The phases of a step sum to its wall time."""
 
 MAX_TIME_NS = 1 << 62
@@ -43,7 +44,7 @@ class Span:
     end: int
     bytes: int = 0
     group: str = ""
-    """The process group of an exchange; empty for the group of all ranks, and where it is unknown."""
+    """The process group of an exchange (`group_label`); empty for all ranks, and where it is unknown."""
     stream: str = ""
     """The stream of the device that did the work; empty for work of the host, and where it is unknown."""
 
@@ -79,3 +80,26 @@ def device_track(span: Span) -> str:
     'group tp, stream 20'
     """
     return ", ".join(f"{what} {name}" for what, name in (("group", span.group), ("stream", span.stream)) if name)
+
+
+def group_label(name: str, ranks: Sequence[int]) -> str:
+    """The name of a process group that no other group of the job has: groups of a mesh may share their own names.
+
+    >>> group_label("dp", [0, 1, 2, 8])
+    'dp (ranks 0-2, 8)'
+    """
+    return f"{name} (ranks {rank_list(ranks)})"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks as text, with consecutive ones as a range.
+
+    >>> rank_list([3, 0, 1, 5, 6, 7])
+    '0-1, 3, 5-7'
+    """
+    ordered = sorted(set(ranks))
+    parts = []
+    for _, pairs in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in pairs]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)

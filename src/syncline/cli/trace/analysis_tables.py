@@ -18,9 +18,10 @@ from syncline.trace.span import PHASES
 
 _SHORT = {
     "data": "data", "forward": "forw.", "backward": "backw.", "exposed_encode": "enc.", "exposed_exchange": "exch.",
-    "wait": "wait", "update": "upd.", "other": "other",
+    "wait": "wait", "update": "upd.", "between": "betw.", "other": "other",
 }  # fmt: skip
 _LONG = {"other": "unrecorded work", "exposed_encode": "encoding", "exposed_exchange": "exchange"}
+_LONG |= {"between": "between steps"}
 _LONG |= {"replan": "planning", "probe": "measuring"}
 _MORE_FINDINGS = 3  # shown after the verdict
 _MOST_RANKS = 16
@@ -54,7 +55,7 @@ def print_runs(
     rows = []
     for name, one in found.items():
         shares = [percent(one.breakdown[phase]) for phase in phases]
-        rows.append([name, str(one.world_size), _ms(one.step_ms["median"]), *shares, one.verdict.kind])
+        rows.append([name, str(one.world_size), _ms(one.step_ms["usual"]), *shares, one.verdict.kind])
     heads = ["run", "ranks", "step ms", *(_SHORT[phase] for phase in phases), "verdict"]
     console.print(simple_table("runs", heads, rows))
     for name, analysis in found.items():
@@ -73,9 +74,12 @@ def _head(analysis: Analysis) -> str:
     step = analysis.step_ms
     steady = len(analysis.steps) - analysis.startup.steps
     steps = f"steps {analysis.steps[0]} to {analysis.steps[-1]}"
+    long = steady - analysis.usual_steps
+    of = (
+        f"the {steady} steady ones" if not long else f"{analysis.usual_steps} usual ones; {long} steady ones are longer"
+    )
     return (
-        f"{what}, {ranks}, {steps}: {_ms(step['median'])} ms per step (median of {steady} steady ones;"
-        f" mean {_ms(step['mean'])}, 95% below {_ms(step['p95'])})"
+        f"{what}, {ranks}, {steps}: {_ms(step['usual'])} ms per step (the mean of {of}; 95% below {_ms(step['p95'])})"
     )
 
 
@@ -142,11 +146,10 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
             f"a message costs {wire.latency_ms:.2f} ms and its bytes at {bandwidth(wire.bits)}"
             f" ({how.get(wire.known, 'assumed')})",
         )
-    for late in analysis.late[:4]:
+    together = [analysis.straggler] if analysis.straggler and len(analysis.straggler.ranks) > 1 else []
+    for late in (*together, *analysis.late[:4]):
         doing = f", in {_long(late.doing)}" if late.doing else ""
-        _line(
-            console, f"late: rank {late.rank}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms per step{doing}"
-        )
+        _line(console, f"late: {late.name}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms per step{doing}")
     console.print()
 
 

@@ -1,21 +1,22 @@
 """The analysis of a trace: step time by phase and rank, causes of slowness, distance from the lower bound."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.stats import mean_or_zero, median_mean_p95, winsorized_mean
+from syncline.stats import mean_or_zero, median_mean_p95
+from syncline.trace.analysis.between_steps import KNOWN, LongSteps, known_work, long_steps
 from syncline.trace.analysis.breakdown import Bound, Breakdown, bound, breakdowns, per_step
 from syncline.trace.analysis.cpu_load import host_loads
 from syncline.trace.analysis.critical_path import PathSegment, critical_path, typical_step
 from syncline.trace.analysis.findings import Facts, Finding
-from syncline.trace.analysis.late_ranks import LateRank, late_ranks
+from syncline.trace.analysis.late_ranks import LateRanks, late_ranks
 from syncline.trace.analysis.network import NetworkUse, network_use
-from syncline.trace.analysis.overlap import hidden_by_data, hidden_share
+from syncline.trace.analysis.overlap import hidden_by, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
-from syncline.trace.analysis.steps import prepare
+from syncline.trace.analysis.steps import prepare, usual_places
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
@@ -29,7 +30,10 @@ _NO_COMPUTE = "it holds no compute: overlap and the bound are not known, and eve
 
 @dataclass(frozen=True)
 class Analysis:
-    """All results. Figures are of the steady steps; figures that the trace does not show are None."""
+    """All results. Figures are means over the usual steps, if nothing else is said.
+
+    Usual steps are the steady ones without those that are much longer. Figures that the trace does not show are None.
+    """
 
     strategy: str | None
     world_size: int
@@ -42,10 +46,16 @@ class Analysis:
     """The share of the transfers' time that compute hides."""
     compression: float | None
     step_ms: dict[str, float]
+    """`usual`: the mean of the usual steps, which other figures refer to. Median, mean and p95: of all steady ones."""
+    usual_steps: int
     ranks: tuple[Breakdown, ...]
     per_step: tuple[dict[str, Any], ...]
     network: NetworkUse | None
-    late: tuple[LateRank, ...]
+    late: tuple[LateRanks, ...]
+    straggler: LateRanks | None
+    """The ranks that most waits are for, one or several together."""
+    long: LongSteps | None
+    """The steady steps that are not usual."""
     units: tuple[UnitRow, ...]
     startup: StartUp
     critical_path: tuple[PathSegment, ...]
@@ -79,6 +89,7 @@ class Analysis:
                 "last": self.steps[-1],
                 "count": len(self.steps),
                 "steady_first": self.steady_first,
+                "usual": self.usual_steps,
             },
             "verdict": self.verdict.as_json(),
             "findings": [finding.as_json() for finding in self.findings],
@@ -90,6 +101,7 @@ class Analysis:
             "per_step": list(self.per_step),
             "exchanges": self._exchanges(),
             "units": [asdict(unit) for unit in self.units],
+            "long_steps": self.long.as_json() if self.long else None,
             "startup": self.startup.as_json(),
             "critical_path": [asdict(segment) for segment in self.critical_path],
             "critical_step": self.critical_step,
@@ -108,6 +120,7 @@ class Analysis:
             "bandwidth_bits": found.bits if found else None,
             "cost_known": found.known if found else None,
             "late": [late.as_json() for late in self.late],
+            "straggler": self.straggler.as_json() if self.straggler else None,
         }
 
 
@@ -123,11 +136,13 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         which = f" from {steps[0]} to {steps[1] - 1}" if steps else ""
         raise UsageError(f"the trace holds no steps{which} that every rank has: record whole training steps")
     start = start_up(prepared)
-    steady = prepared.steps[start.steps :]
-    series = prepared.series(steady)
-    step_ms = median_mean_p95(series)
+    whole = prepared.steps[start.steps :]
+    steady = tuple(whole[place] for place in usual_places(prepared.series(whole)))
+    step_ms = {"usual": mean_or_zero(prepared.series(steady)), **median_mean_p95(prepared.series(whole))}
     network = network_use(prepared, steady, link=_link(about))
-    limit = bound(prepared, steady, network, step_ms=step_ms["median"])
+    limit = bound(prepared, steady, network, step_ms=step_ms["usual"])
+    late, straggler = late_ranks(prepared, steady, hosts=_host_names(about, prepared.ranks))
+    known = known_work(prepared, steady)
     phases = {phase: {rank: tuple(prepared.phase(phase, rank, steady)) for rank in prepared.ranks} for phase in PHASES}
     # The rank that the others waited for waited least itself.
     awaited = [min(prepared.ranks, key=lambda rank: prepared.parts[rank][step]["wait"]) for step in steady]
@@ -137,10 +152,11 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         ranks=prepared.ranks,
         steps=len(steady),
         all_steps=len(prepared.steps),
-        step_ms=winsorized_mean(series),
+        step_ms=step_ms["usual"],
         whole_ms=sum(prepared.series(prepared.steps)),
         phases=phases,
-        late=late_ranks(prepared, steady),
+        late=late,
+        straggler=straggler,
         network=network,
         bound=limit,
         startup=start,
@@ -148,7 +164,9 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         on_gpu=about.get("backend") == "nccl",
         communication=hidden_share(prepared, steady, "exchange"),
         transferring=frozenset(member.rank for member in members if member.transfer is not None),
-        hidden_by_data=hidden_by_data(prepared, steady),
+        hidden_by={lane: hidden_by(lane, prepared, steady) for lane in ("data", "between")},
+        known_between={name: ms for name, ms in known.items() if KNOWN[name] == "between"},
+        long=long_steps(prepared, steady, sorted(set(whole) - set(steady))),
         waits_known=trace.waits_unknown is None,
     )
     chosen, findings = verdict(facts)
@@ -166,16 +184,19 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         communication=facts.communication,
         compression=hidden_share(prepared, steady, "encode"),
         step_ms=step_ms,
+        usual_steps=len(steady),
         ranks=breakdowns(prepared, steady),
         per_step=rows,
         network=network,
         late=facts.late,
+        straggler=straggler,
+        long=facts.long,
         units=tuple(unit_table(prepared, steady)),
         startup=start,
         critical_path=tuple(critical_path(prepared, step)),
         critical_step=step,
         bound=limit,
-        queue_ms=max((winsorized_mean(host.delay_ms) for host in facts.loads if host.delay_ms), default=None),
+        queue_ms=max((mean_or_zero(host.delay_ms) for host in facts.loads if host.delay_ms), default=None),
         imported=str(about["imported"]) if "imported" in about else None,
     )
 
@@ -184,6 +205,13 @@ def _link(about: Mapping[str, Any]) -> float | None:
     """The bits per second of a rank's link, if the trace says so."""
     link = about.get("bandwidth")
     return float(link) if isinstance(link, int | float) and link > 0 else None
+
+
+def _host_names(about: Mapping[str, Any], ranks: Sequence[int]) -> dict[int, str]:
+    """By rank: the name of its host; empty if there is only one, or if the trace does not say."""
+    named = about.get("nodes")
+    names = {rank: str(named[str(rank)]) for rank in ranks if str(rank) in named} if isinstance(named, dict) else {}
+    return names if len(set(names.values())) > 1 else {}
 
 
 def _whole_from(trace: Trace) -> tuple[int, list[str]]:

@@ -53,7 +53,8 @@ def per_step(trace: Prepared, *, most: int) -> tuple[tuple[dict[str, Any], ...],
 class Bound:
     """The least time that a step can take with perfect overlap: its compute or its bytes, whichever takes longer.
 
-    `compute_ms` is the slowest rank's, None without compute; `distance` is step / bound - 1.
+    `compute_ms` is the slowest rank's, None without compute; `distance` is step / bound - 1. No bound is above the
+    step: ranks that do not wait for each other have steps of different lengths, and a link may be faster than it says.
     """
 
     compute_ms: float | None
@@ -68,5 +69,5 @@ def bound(trace: Prepared, steps: Sequence[int], network: NetworkUse | None, *, 
     compute = max(sums, default=0.0) or None
     transfers = network.wire_ms if network is not None else None
     # Without compute nobody knows what could hide the transfers.
-    least = None if compute is None else max(compute, transfers or 0.0)
+    least = None if compute is None else min(max(compute, transfers or 0.0), step_ms)
     return Bound(compute, transfers, least, step_ms / least - 1 if least else None)

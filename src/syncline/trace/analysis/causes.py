@@ -3,16 +3,16 @@
 A new cause: write a function here (or elsewhere) with the decorator `@cause`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from syncline.stats import mean_or_zero, two_standard_errors, winsorized_mean
+from syncline.stats import mean_or_zero, two_standard_errors
 from syncline.trace.analysis.findings import Facts, Finding, scaled, words
 
-_LATE_SHARE = 0.65  # of all waits: below this, ranks wait for one another in turn
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
 _MANY = 4  # messages per step: with fewer, their number is not the problem
 _DOMINATES = 0.5  # start-up's share of the run
 _CROWDED = 0.05  # share of a step without a core: below this, the host has enough cores
+_NAMED = 0.05  # of the time between steps: a smaller part is not named
 _OTHERS = 0.75  # of the cores that the ranks could use: if they use less, other programs use the rest
 
 Cause = Callable[[Facts], Finding | None]
@@ -28,33 +28,40 @@ def cause(function: Cause) -> Cause:
 
 @cause
 def straggler(facts: Facts) -> Finding | None:
-    """One rank joins exchanges late, and the others wait for it."""
-    if not facts.late or facts.late[0].share < _LATE_SHARE:
+    """One rank, or several together, join exchanges late, and the others wait for them."""
+    late = facts.straggler
+    if late is None:
         return None
-    late = facts.late[0]
-    gains = winsorized_mean(late.gains)
+    gains = mean_or_zero(late.gains)
+    name, several = f"{late.name[0].upper()}{late.name[1:]}", len(late.ranks) > 1
     longer = sum(ms for ms in late.excess.values() if ms > 0)
     named = sorted((p for p, ms in late.excess.items() if ms >= _ALSO * longer > 0), key=lambda p: -late.excess[p])
     doubt = two_standard_errors(late.gains)
     if not named or facts.bound.compute_ms is None:
         unknown = (
-            f"Rank {late.rank} is the late one in {late.share:.0%} of all waits, by {gains:.1f} ms per step"
-            f" ({facts.share(gains)}); the trace does not show what it was doing."
+            f"{name} {'are late together' if several else 'is the late one'} in {late.share:.0%} of all waits, by"
+            f" {gains:.1f} ms per step ({facts.share(gains)}); the trace does not show what"
+            f" {'they were' if several else 'it was'} doing."
         )
         return Finding("straggler", unknown, gains, doubt)
     gain = min(gains, sum(late.excess[phase] for phase in named))
     delayed_in = " and ".join(words(phase) for phase in named)
-    spent = {rank: sum(winsorized_mean(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
+    spent = {rank: sum(mean_or_zero(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
     compared = ""
     if late.rank in spent:
-        own = spent.pop(late.rank)
-        compared = f" ({own:.1f} ms there, the others {mean_or_zero(list(spent.values())):.1f} ms)"
-    queued = {rank: ms for load in facts.loads for rank, ms in load.by_rank.items()}
-    behind = queued.pop(late.rank, 0.0) - mean_or_zero(list(queued.values()))
-    why = f" Its thread waits {behind:.1f} ms longer for a core of its host." if behind > gain / 2 else ""
+        own, others = _apart(spent, late.ranks)
+        compared = f" ({own:.1f} ms there, the others {others:.1f} ms)"
+    own, others = _apart({rank: ms for load in facts.loads for rank, ms in load.by_rank.items()}, late.ranks)
+    behind = own - others
+    why = ""
+    if behind > gain / 2:
+        why = (
+            f" {'Their threads wait' if several else 'Its thread waits'} {behind:.1f} ms longer for a core of the host."
+        )
     sentence = (
-        f"Rank {late.rank} is late, delayed in {delayed_in}{compared}: the other ranks wait {late.wait_ms:.1f} ms per"
-        f" step for it ({facts.share(late.wait_ms)} of the step, {late.share:.0%} of all waits).{why}"
+        f"{name} {'are late together' if several else 'is late'}, delayed in {delayed_in}{compared}: the other ranks"
+        f" wait {late.wait_ms:.1f} ms per step for {'them' if several else 'it'} ({facts.share(late.wait_ms)} of the"
+        f" step, {late.share:.0%} of all waits).{why}"
     )
     return Finding("straggler", sentence, gain, doubt)
 
@@ -62,16 +69,16 @@ def straggler(facts: Facts) -> Finding | None:
 @cause
 def in_turn(facts: Facts) -> Finding | None:
     """Ranks wait for one another in turn: a different one is late each time."""
-    if not facts.late or facts.late[0].share >= _LATE_SHARE:
+    if not facts.late or facts.straggler is not None:
         return None
     # Without the delays a step is shorter by the sum of what the late ranks cost; with the same work spread evenly, by
     # the mean wait. Short waits at many messages count as latency.
     waits = facts.series("wait")
-    wait_ms = winsorized_mean(waits)
+    wait_ms = mean_or_zero(waits)
     left = 1 - _joining(facts) / wait_ms if wait_ms else 0.0
     turns = zip(waits, *(late.gains for late in facts.late), strict=True)
     series = [left * max(wait, sum(gains)) for wait, *gains in turns]
-    gain = winsorized_mean(series)
+    gain = mean_or_zero(series)
     shares = ", ".join(f"rank {late.rank} {late.share:.0%}" for late in facts.late[:4])
     return Finding(
         "unclear",
@@ -86,22 +93,48 @@ def in_turn(facts: Facts) -> Finding | None:
 @cause
 def input_bound(facts: Facts) -> Finding | None:
     """Most ranks wait for their input."""
-    data, none = facts.phases["data"], (0.0,) * facts.steps
-    loading = _lower_median(list(data.values()))
-    hidden = {rank: facts.hidden_by_data.get(rank, none) for rank in data}
-    # The part of an exchange that only loading hides becomes visible without it.
-    series = _lower_median([[max(0.0, a - b) for a, b in zip(of, hidden[r], strict=True)] for r, of in data.items()])
-    gain, loads = winsorized_mean(series), winsorized_mean(loading)
-    each = ", ".join(f"rank {rank} {winsorized_mean(values):.1f}" for rank, values in list(data.items())[:8])
-    slow = sum(winsorized_mean(values) >= loads / 2 for values in data.values())
-    who = "Every rank waits" if slow == len(data) else f"{slow} of {len(data)} ranks wait"
-    back = f" {loads - gain:.1f} ms of that hide an exchange, which would show instead." if loads > 1.01 * gain else ""
+    gain, loads, doubt, who = _lower("data", facts)
+    each = ", ".join(f"rank {rank} {mean_or_zero(of):.1f}" for rank, of in list(facts.phases["data"].items())[:8])
     return Finding(
         "input-bound",
-        f"{who} {loads:.1f} ms per step ({facts.share(loads)}) for the data loader ({each} ms): load ahead, use"
-        f" more workers, or do less work per sample.{back}",
+        f"{who('waits', 'wait')} {loads:.1f} ms per step ({facts.share(loads)}) for the data loader ({each} ms): load"
+        f" ahead, use more workers, or do less work per sample.{_shown_instead(loads, gain)}",
         gain,
-        two_standard_errors(series),
+        doubt,
+    )
+
+
+@cause
+def between_steps(facts: Facts) -> Finding | None:
+    """Most ranks spend time between two steps in code that is not training."""
+    gain, spent, doubt, who = _lower("between", facts)
+    known = [f"{name} {ms:.1f} ms" for name, ms in facts.known_between.items() if ms >= _NAMED * spent]
+    rest = spent - sum(facts.known_between.values())
+    if rest >= _NAMED * spent:
+        timed = any(map(any, facts.phases["data"].values()))
+        loader = "" if timed else ", which may be a data loader that was not timed (use recording.data(loader))"
+        known.append(f"{rest:.1f} ms in code that is not recorded{loader}")
+    return Finding(
+        "between-steps",
+        f"{who('spends', 'spend')} {spent:.1f} ms per step ({facts.share(spent)}) between the end of a step and the"
+        f" next forward pass: {', '.join(known)}.{_shown_instead(spent, gain)}",
+        gain,
+        doubt,
+    )
+
+
+@cause
+def long_steps(facts: Facts) -> Finding | None:
+    """Something takes time in some steps only, such as validation or a checkpoint."""
+    long = facts.long
+    if long is None or long.count < 2:
+        return None
+    reasons = ", ".join(f"{words(name)} {ms:.1f} ms" for name, ms in long.causes[:3])
+    return Finding(
+        "long-steps",
+        f"{long.count} of {facts.steps + long.count} steady steps take {long.extra_ms:.1f} ms longer than the others"
+        f" ({reasons}), {long.per_step_ms:.1f} ms per step on average. All other figures leave them out.",
+        long.per_step_ms,
     )
 
 
@@ -113,7 +146,7 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     network, exposed = facts.network, facts.series("exposed_exchange")
     many = network.bits is not None and network.messages >= _MANY
     # A few messages cannot be made fewer, so all their time counts as bytes.
-    gain = winsorized_mean(exposed) * (1 - network.latency_share if many else 1.0)
+    gain = mean_or_zero(exposed) * (1 - network.latency_share if many else 1.0)
     what, apart = "bytes on the network", ""
     if network.bits is None:
         what, apart = "transfers", "; without sizes, bytes and latency cannot be separated"
@@ -150,7 +183,7 @@ def latency_bound(facts: Facts) -> Finding | None:
     if network is None or network.bits is None or network.messages < _MANY:
         return None
     joining = _joining(facts)
-    gain = (winsorized_mean(exposed) * network.latency_share + joining) * (1 - 1 / network.messages)
+    gain = (mean_or_zero(exposed) * network.latency_share + joining) * (1 - 1 / network.messages)
     unsure = "" if facts.waits_known else " Or they are waits for another rank."
     at = {"assumed": " (assuming a link of at least 100 Mbit/s)", "link": " (given the link's bandwidth)"}
     return Finding(
@@ -167,10 +200,10 @@ def latency_bound(facts: Facts) -> Finding | None:
 @cause
 def oversubscribed(facts: Facts) -> Finding | None:
     """More threads are ready to run than the host has cores."""
-    load = max(facts.loads, key=lambda one: winsorized_mean(one.delay_ms), default=None)
+    load = max(facts.loads, key=lambda one: mean_or_zero(one.delay_ms), default=None)
     if load is None or not load.delay_ms:
         return None
-    queue, crowd = winsorized_mean(load.delay_ms), 0.0
+    queue, crowd = mean_or_zero(load.delay_ms), 0.0
     if facts.on_gpu:
         # The host runs ahead of its GPU: a delay costs time only while the GPU is idle.
         queue = min(queue, facts.ms("other") + facts.ms("data"))
@@ -217,7 +250,7 @@ def start_up(facts: Facts) -> Finding | None:
 def exposed_compression(facts: Facts) -> Finding | None:
     """Encoding and decoding that nothing hides."""
     series = facts.series("exposed_encode")
-    gain = winsorized_mean(series)
+    gain = mean_or_zero(series)
     return Finding(
         "compute-bound",
         f"{gain:.1f} ms per step ({facts.share(gain)}) are encoding and decoding that no compute hides: use a cheaper"
@@ -227,14 +260,44 @@ def exposed_compression(facts: Facts) -> Finding | None:
     )
 
 
+def _apart(by_rank: Mapping[int, float], ranks: Collection[int]) -> tuple[float, float]:
+    """The means over these ranks and over all others."""
+    inside = [ms for rank, ms in by_rank.items() if rank in ranks]
+    return mean_or_zero(inside), mean_or_zero([ms for rank, ms in by_rank.items() if rank not in ranks])
+
+
 def _joining(facts: Facts) -> float:
     """Ms per step that ranks need to join many messages: short waits in turn; waits for a straggler do not count."""
     network = facts.network
     if network is None or network.bits is None or network.messages < _MANY:
         return 0.0
-    if facts.late and facts.late[0].share >= _LATE_SHARE:
+    if facts.straggler is not None:
         return 0.0
-    return min(winsorized_mean(facts.series("wait")), network.messages * 2 * network.latency_ms)
+    return min(mean_or_zero(facts.series("wait")), network.messages * 2 * network.latency_ms)
+
+
+def _lower(phase: str, facts: Facts) -> tuple[float, float, float, Callable[[str, str], str]]:
+    """A phase that most ranks have: ms that can be gained, ms spent, the doubt, and a text that says who (verb forms).
+
+    The part of an exchange that only this phase hides becomes visible without it.
+    """
+    by_rank, none = facts.phases[phase], (0.0,) * facts.steps
+    hidden = {rank: facts.hidden_by.get(phase, {}).get(rank, none) for rank in by_rank}
+    left = [[max(0.0, a - b) for a, b in zip(of, hidden[rank], strict=True)] for rank, of in by_rank.items()]
+    series, spent = _lower_median(left), mean_or_zero(_lower_median(list(by_rank.values())))
+    most = sum(mean_or_zero(of) >= spent / 2 for of in by_rank.values())
+
+    def who(one: str, several: str) -> str:
+        if most == len(by_rank):
+            return f"Every rank {one}" if most > 1 else f"The rank {one}"
+        return f"{most} of {len(by_rank)} ranks {several}"
+
+    return mean_or_zero(series), spent, two_standard_errors(series), who
+
+
+def _shown_instead(spent: float, gain: float) -> str:
+    hidden = spent - gain
+    return f" {hidden:.1f} ms of that hide an exchange, which would show instead." if spent > 1.01 * gain else ""
 
 
 def _lower_median(ranks: Sequence[Sequence[float]]) -> list[float]:

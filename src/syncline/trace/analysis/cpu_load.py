@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from syncline.stats import winsorized_mean
+from syncline.stats import mean_or_zero
 
 
 @dataclass(frozen=True)
 class HostLoad:
-    """How busy one host was, over the steady steps.
+    """How busy one host was, over the usual steps.
 
     delay_ms: for each step, how long the training thread of the rank that all others waited for was ready to run and
     had no core; 0 if that rank is on another host. A delay of a rank that waits anyway costs nothing.
@@ -48,9 +48,9 @@ def host_loads(
             HostLoad(
                 ranks=tuple(members),
                 cores=number if type(number) is int and number > 0 else 0,
-                cpu_ms=winsorized_mean(spent) if counted else None,
+                cpu_ms=mean_or_zero(spent) if counted else None,
                 delay_ms=tuple(delays[r][n] if r in delays else 0.0 for n, r in enumerate(awaited)) if counted else (),
-                by_rank={rank: winsorized_mean(values) for rank, values in delays.items()},
+                by_rank={rank: mean_or_zero(values) for rank, values in delays.items()},
             )
         )
     return tuple(result)

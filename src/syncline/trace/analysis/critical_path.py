@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from syncline.stats import median_or_zero
+from syncline.stats import mean_or_zero
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.merge.exchanges import Exchange, Member
 
@@ -27,9 +27,9 @@ class PathSegment:
 
 
 def typical_step(trace: Prepared, steps: Sequence[int]) -> int:
-    """The step whose time is nearest to the median."""
+    """The step whose time is nearest to the mean of these."""
     series = trace.series(steps)
-    usual = median_or_zero(series)
+    usual = mean_or_zero(series)
     return min(zip(steps, series, strict=True), key=lambda pair: abs(pair[1] - usual))[0]
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncline.stats import mean_or_zero, winsorized_mean
+from syncline.stats import mean_or_zero
+from syncline.trace.analysis.between_steps import LongSteps
 from syncline.trace.analysis.breakdown import Bound
 from syncline.trace.analysis.cpu_load import HostLoad
-from syncline.trace.analysis.late_ranks import LateRank
+from syncline.trace.analysis.late_ranks import LateRanks
 from syncline.trace.analysis.network import NetworkUse
 from syncline.trace.analysis.startup import StartUp
 
@@ -15,6 +16,7 @@ _WORDS = {
     "exposed_exchange": "its transfers",
     "data": "data loading",
     "wait": "waits",
+    "between": "the time between steps",
     "other": "work outside the recorded lanes",
     "replan": "planning",
     "probe": "measuring",
@@ -45,18 +47,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """The figures that causes are judged by; series are over the steady steps."""
+    """The figures that causes are judged by; series are over the usual steps."""
 
     ranks: tuple[int, ...]
     steps: int
     all_steps: int
     step_ms: float
-    """The winsorized mean of the steady steps."""
+    """The mean of the usual steps."""
     whole_ms: float
     """All steps of the trace, with start-up."""
     phases: dict[str, dict[int, tuple[float, ...]]]
     """By phase and rank: ms in each step."""
-    late: tuple[LateRank, ...]
+    late: tuple[LateRanks, ...]
+    straggler: LateRanks | None
     network: NetworkUse | None
     bound: Bound
     startup: StartUp
@@ -66,14 +69,17 @@ class Facts:
     """The share of the transfers' time that compute hides."""
     transferring: frozenset[int] = frozenset()
     """Ranks that have transfers; a Horovod timeline has only the joins of the others."""
-    hidden_by_data: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """By rank: ms of each step in which only data loading hides an exchange."""
+    hidden_by: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
+    """By phase (data, between) and rank: ms of each step in which only this phase hides an exchange."""
+    known_between: Mapping[str, float] = field(default_factory=dict)
+    """Ms per step of known work between steps (checkpoint, logging), the mean over ranks."""
+    long: LongSteps | None = None
     waits_known: bool = True
     """Whether waits for a late rank are separated from transfers."""
 
     def ms(self, phase: str) -> float:
         """A phase's ms per step, the mean over ranks; for exchanges, over the ranks that have transfers."""
-        return mean_or_zero([winsorized_mean(series) for series in self._of(phase)])
+        return mean_or_zero(self.series(phase))
 
     def series(self, phase: str) -> list[float]:
         """A phase's ms in each step, the mean over the same ranks."""

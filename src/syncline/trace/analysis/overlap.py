@@ -51,17 +51,17 @@ def hidden_share(trace: Prepared, steps: Sequence[int], lane: str) -> float | No
     return mean_of_known(values)
 
 
-def hidden_by_data(trace: Prepared, steps: Sequence[int]) -> dict[int, tuple[float, ...]]:
-    """By rank: ms of each step in which only data loading hides transfers or compression.
+def hidden_by(lane: str, trace: Prepared, steps: Sequence[int]) -> dict[int, tuple[float, ...]]:
+    """By rank: ms of each step in which only this lane (`data`, `between`) hides transfers or compression.
 
-    That time becomes visible if samples are loaded ahead.
+    That time becomes visible without the lane's work.
     """
     result = {}
     for rank in trace.ranks:
-        if not any(span.lane == "data" for span in trace.spans[rank]):
+        if not any(span.lane == lane for span in trace.spans[rank]):
             result[rank] = (0.0,) * len(steps)
             continue
-        without = timeline([span for span in trace.spans[rank] if span.lane != "data"])
+        without = timeline([span for span in trace.spans[rank] if span.lane != lane])
         shown = [without.totals(*trace.bounds[rank][step]) for step in steps]
         result[rank] = tuple(
             sum(other[phase] - trace.parts[rank][step][phase] for phase in ("exposed_encode", "exposed_exchange")) / 1e6

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import mean_or_zero, median_or_zero
-from syncline.trace.analysis.steps import Prepared
+from syncline.stats import mean_or_zero, upper_limit
+from syncline.trace.analysis.steps import Prepared, usual_places
 from syncline.trace.span import PHASES
 
 PLANNING = ("replan", "probe")
@@ -13,7 +13,6 @@ PLANNING = ("replan", "probe")
 
 _FEWEST = 5  # a shorter series has no second half to compare with
 _LOOK = 5  # steady state begins when these many steps, all but one, are like the later ones
-_SLOWER, _SPREADS = 0.25, 4.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def start_up(trace: Prepared) -> StartUp:
     made = [place for place, step in enumerate(trace.steps) if "replan" in planned.get(step, {})]
     if made and made[0] + 1 < len(series):
         begin = max(begin, made[0] + 1)  # before its first plan Syncline measures, with another plan
-    usual = median_or_zero(series[begin:])
+    usual = mean_or_zero([series[place] for place in usual_places(series[begin:], begin)])
     early, late = trace.steps[:begin], trace.steps[begin:]
     extra = sum(ms - usual for ms in series[:begin])
     return StartUp(
@@ -68,12 +67,9 @@ def first_steady(series: Sequence[float]) -> int:
     >>> first_steady([900.0, 20.0, 300.0, 21.0, 19.0, 20.0, 22.0, 20.0, 21.0, 20.0])
     3
     """
-    later = series[len(series) // 2 :]
     if len(series) < _FEWEST:
         return 0
-    usual = median_or_zero(later)
-    spread = 1.4826 * median_or_zero([abs(ms - usual) for ms in later])
-    limit = usual + max(_SPREADS * spread, _SLOWER * usual)
+    limit = upper_limit(series[len(series) // 2 :])
     for place in range(len(series) // 2 + 1):
         following = series[place : place + _LOOK]
         rebuilds = max(following) > 4 * limit  # too slow to be chance: DDP rebuilds its buckets

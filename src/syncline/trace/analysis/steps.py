@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from syncline.stats import upper_limit
 from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.merge.exchanges import Exchange, Member
 from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
 
 Bounds = tuple[int, int]
+_RARE = 0.25  # share of the steps: what happens in more of them belongs to a usual step
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,20 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
             if ns
         },
     )
+
+
+def usual_places(series: Sequence[float], first: int = 0) -> list[int]:
+    """The places of a series of step times without those of long steps, counted from `first`.
+
+    A step is long if it is well above the median, and if fewer than a quarter of the steps are: then something happens
+    in some steps only. All figures of a step are means over the others.
+
+    >>> usual_places([20.0, 21.0, 19.0, 90.0, 20.0])
+    [0, 1, 2, 4]
+    """
+    limit = upper_limit(series)
+    usual = [place for place, ms in enumerate(series, first) if ms <= limit]
+    return usual if len(series) - len(usual) < _RARE * len(series) else list(range(first, first + len(series)))
 
 
 def _recorded(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from syncline.trace.span import BLOCKED, PHASES, STEP, Span
 
-_PRIORITY = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
+_PRIORITY = ("forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait")
 _PLACE = {lane: place for place, lane in enumerate(_PRIORITY)}
 _RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
 _PHASE_OF = [PHASES.index(_RENAMED.get(lane, lane)) for lane in _PRIORITY]

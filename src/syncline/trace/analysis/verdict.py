@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from syncline.stats import mean_or_zero, winsorized_mean
+from syncline.stats import mean_or_zero
 from syncline.trace.analysis.causes import CAUSES, Cause
 from syncline.trace.analysis.findings import Facts, Finding, words
 from syncline.trace.span import PHASES, TRAINING_LANES
@@ -44,7 +44,7 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
         )
     if bound.compute_ms is None:
         return Finding("unclear", "The trace holds no compute, so nobody can say what hides what.")
-    behind = mean_or_zero([winsorized_mean(series) for series in facts.hidden_by_data.values()])
+    behind = mean_or_zero([mean_or_zero(series) for series in facts.hidden_by.get("data", {}).values()])
     if behind >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",

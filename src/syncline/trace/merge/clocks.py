@@ -60,6 +60,12 @@ def host_id() -> str:
         return f"{socket.gethostname()}-{os.getpid()}"
 
 
+def node_name() -> str:
+    """The name of this host, or of the emulated node that this process runs on."""
+    node = os.environ.get("SYNCLINE_NODE")
+    return socket.gethostname() if node is None else f"node {node}"
+
+
 def clock_offset(trips: Sequence[RoundTrip]) -> tuple[float, float]:
     """How far the peer's clock is ahead, and the error of that, in nanoseconds.
 

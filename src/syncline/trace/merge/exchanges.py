@@ -11,7 +11,7 @@ from itertools import groupby
 
 from syncline.trace.span import BLOCKED, Span
 
-_Key = tuple[int, str, str]
+_Key = tuple[int, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Exchange:
     unit: str
     step: int
     members: tuple[Member, ...]
+    group: str = ""
+    """Its process group, as in `Span`."""
 
     @property
     def joined(self) -> dict[int, int]:
@@ -91,26 +93,26 @@ class Exchange:
 def match_exchanges(spans: Iterable[Span], *, split: bool = True) -> tuple[list[Span], list[Exchange]]:
     """The spans with waits split off, and the exchanges in the order in which their last ranks joined.
 
-    Spans of one exchange have the same step, name and unit on every rank. Where a step repeats them, the n-th on one
-    rank belongs to the n-th on the others. A rank that joined after a span had ended was not waited for: in an exchange
-    made of sends and receives not every rank needs every other. Spans that are split already (traces from files) stay
-    as they are. `split=False`: the ranks' clocks cannot be compared, so no wait is split off.
+    Spans of one exchange have the same step, name, unit and process group on every rank. Where a step repeats them, the
+    n-th on one rank belongs to the n-th on the others. A rank that joined after a span had ended was not waited for: in
+    an exchange made of sends and receives not every rank needs every other. Spans that are split already (traces from
+    files) stay as they are. `split=False`: the ranks' clocks cannot be compared, so no wait is split off.
     """
     spans = list(spans)
-    groups: dict[tuple[int, str, str, int], list[Member]] = defaultdict(list)
+    found: dict[tuple[*_Key, int], list[Member]] = defaultdict(list)
     joins = [s for s in spans if s.lane == "exchange" or (s.lane == "wait" and s.name != BLOCKED)]
     joins.sort(key=lambda span: (span.rank, span.start, span.end))
     for _, mine in groupby(joins, key=lambda span: span.rank):
         counts: dict[_Key, int] = defaultdict(int)
         for key, member in _members(mine):
-            groups[*key, counts[key]].append(member)
+            found[*key, counts[key]].append(member)
             counts[key] += 1
     pieces: dict[int, tuple[Span, Span]] = {}
     exchanges = []
-    for (step, name, unit, _), members in groups.items():
+    for (step, name, unit, group, _), members in found.items():
         if split:
             members = [_split(member, members, pieces) for member in members]
-        exchanges.append(Exchange(name, unit, step, tuple(members)))
+        exchanges.append(Exchange(name, unit, step, tuple(members), group))
     result = [piece for span in spans for piece in pieces.get(id(span), (span,))]
     return result, sorted(exchanges, key=lambda exchange: exchange.last_joined)
 
@@ -119,7 +121,7 @@ def _members(spans: Iterable[Span]) -> Iterator[tuple[_Key, Member]]:
     """The exchanges of one rank; a wait belongs to the transfer of the same key that starts where it ends."""
     waits: dict[_Key, Span] = {}
     for span in spans:
-        key = (span.step, span.name, span.unit)
+        key = (span.step, span.name, span.unit, span.group)
         before = waits.pop(key, None)
         if span.lane == "wait":
             waits[key] = span

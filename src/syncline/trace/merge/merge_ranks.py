@@ -20,7 +20,7 @@ class Part:
     rank: int
     spans: Sequence[Span]
     host: str = ""
-    """Ranks with the same text read the same clock (`clocks.host()`)."""
+    """Ranks with the same text read the same clock (`clocks.host_id()`)."""
     clock: Clock | None = None
     """As measured against rank 0; None where it was not measured."""
     cores: int = 0
@@ -29,6 +29,8 @@ class Part:
     """Rows of step, nanoseconds of CPU time, nanoseconds of scheduling delay."""
     recording_cost: Mapping[str, Any] = field(default_factory=dict)
     """The entry `recorder` of the metadata; its `overhead_ns_per_step` is None if unknown."""
+    node: str = ""
+    """The name of its host that people know; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ def _rank_metadata(parts: Sequence[Part]) -> dict[str, Any]:
             cores[part.host] = max(part.cores, cores.get(part.host, 0))
     if cores:
         metadata |= {"hosts": {str(part.rank): part.host for part in parts}, "cores": cores}
+    if any(part.node for part in parts):
+        metadata["nodes"] = {str(part.rank): part.node for part in parts}
     if usage := {str(part.rank): [list(row) for row in part.cpu_times] for part in parts if part.cpu_times}:
         metadata["usage"] = usage
     if costs := [part.recording_cost for part in parts if part.recording_cost]:

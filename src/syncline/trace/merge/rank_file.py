@@ -49,6 +49,7 @@ def write_rank_file(part: Part, folder: Path, *, world_size: int) -> Path:
         "rank": part.rank,
         "world_size": world_size,
         "host": part.host,
+        "node": part.node,
         "clock": asdict(part.clock) if part.clock else None,
         "spans": len(part.spans),
     }
@@ -87,7 +88,8 @@ def read_rank_file(path: Path) -> RankFile:
     if not problem and (text is None or len(spans) < head["spans"]):
         problem = f"is truncated: {len(spans)} of {head['spans']} spans are read"
     clock = Clock(**head["clock"]) if head["clock"] else None
-    return RankFile(Part(head["rank"], spans, head["host"], clock), head["world_size"], problem)
+    part = Part(head["rank"], spans, head["host"], node=head["node"], clock=clock)
+    return RankFile(part, head["world_size"], problem)
 
 
 def merge_folder(folder: Path) -> Trace:
@@ -154,7 +156,8 @@ def _head(text: str | None) -> Mapping[str, Any]:
     good = all(type(head.get(key)) is kind for key, kind in types.items())
     if not good or not 0 <= head["rank"] < head["world_size"] <= MAX_RANKS or not _is_clock(head.get("clock")):
         raise ValueError("the first line has invalid values")
-    return {"clock": None, **head}
+    node = head.get("node")
+    return {"clock": None, **head, "node": node if isinstance(node, str) else ""}
 
 
 def _is_clock(value: Any) -> bool:

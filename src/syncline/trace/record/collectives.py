@@ -1,8 +1,11 @@
-"""Recording of a loop's exchanges: DDP's buckets, and the collectives that Python code calls.
+"""Recording of a loop's exchanges: DDP's buckets and buffers, and the collectives that Python code calls.
 
 DDP's reducer gets a process group that records all-reduces and passes them on to the real group. Its arithmetic stays
 bit-identical, and it gets the real group back afterwards; a comm hook could not be removed again. A user's comm hook or
 own averaging calls functions of `torch.distributed`, which are replaced during a recording.
+
+While the training thread waits for a collective it does no forward, backward or data work, whatever pass it is in. This
+time is recorded as blocked: around a collective that blocks, and around `Work.wait` of one that was started earlier.
 """
 
 import inspect
@@ -15,9 +18,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncline._compat import caller_module, has_comm_hook, reducer_group, replace_function
+from syncline._compat import (
+    caller_module,
+    has_comm_hook,
+    on_coalesced_broadcast,
+    on_every_wait,
+    reducer_group,
+    replace_function,
+)
 from syncline.trace.record.loop_hooks import LoopHooks
 from syncline.trace.record.recorder import Mark
+from syncline.trace.span import group_label
 
 # The function, our name of the collective, and the argument that this rank contributes (position, keyword).
 _COLLECTIVES = (
@@ -26,10 +37,21 @@ _COLLECTIVES = (
     ("reduce", "reduce", 0, "tensor"),
     ("broadcast", "broadcast", 0, "tensor"),
     ("all_gather", "all-gather", 1, "tensor"),
+    ("all_gather_single", "all-gather", 1, "input_tensor"),
     ("all_gather_into_tensor", "all-gather", 1, "input_tensor"),
+    ("gather", "gather", 0, "tensor"),
+    ("scatter", "scatter", 0, "tensor"),
+    ("reduce_scatter", "reduce-scatter", 1, "input_list"),
+    ("reduce_scatter_single", "reduce-scatter", 1, "input"),
     ("reduce_scatter_tensor", "reduce-scatter", 1, "input"),
+    ("all_to_all", "all-to-all", 1, "input_tensor_list"),
     ("all_to_all_single", "all-to-all", 1, "input"),
     ("barrier", "barrier", -1, ""),
+    ("monitored_barrier", "barrier", -1, ""),
+    ("all_gather_object", "all-gather", -1, ""),
+    ("broadcast_object_list", "broadcast", -1, ""),
+    ("gather_object", "gather", -1, ""),
+    ("scatter_object_list", "scatter", -1, ""),
 )
 _GROUP_NAME_CHARACTERS = 8  # a group's name may be a long hash
 _PASSED_ON = (
@@ -46,6 +68,8 @@ def hook_collectives(hooks: LoopHooks) -> None:
             group_at = list(inspect.signature(getattr(dist, function)).parameters).index("group")
             wrapper = _wrapper(hooks, name, position, keyword, group_at)
             hooks.cleanup.callback(replace_function(dist, function, wrapper))
+    hooks.cleanup.callback(on_coalesced_broadcast(_wrapper(hooks, "broadcast", 1, "tensors", 0, unit="buffers")))
+    hooks.cleanup.callback(on_every_wait(_around_wait(hooks)))
 
 
 def hook_ddp_buckets(hooks: LoopHooks, model: nn.Module) -> None:
@@ -72,8 +96,7 @@ class RecordingGroup(dist.ProcessGroup):
 
     def __init__(self, hooks: LoopHooks, group: Any) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self._hooks, self._inner, self._group = hooks, group, _group_label(group)
-        self._suffix = _suffix(self._group)
+        self._hooks, self._inner, self._group = hooks, group, _label(group)
 
     def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
         """DDP calls this for each bucket, and for the bitmap of used parameters."""
@@ -82,10 +105,10 @@ class RecordingGroup(dist.ProcessGroup):
         if not recorder.enabled:
             return self._inner.allreduce(tensors, options)
         tensor = tensors[0]
-        unit = f"used parameters{self._suffix}"
+        unit = _unit("used parameters", self._group)
         is_bucket = tensor.is_floating_point() or tensor.is_complex()
         if is_bucket:
-            unit = f"bucket {next(hooks.bucket_numbers[self._suffix])}{self._suffix}"
+            unit = _unit(f"bucket {next(hooks.bucket_numbers[self._group])}", self._group)
         start = recorder.mark("exchange")
         if is_bucket:
             hooks.last_gradient = start  # the last bucket starts when the last gradient is computed
@@ -109,48 +132,68 @@ for _name in _PASSED_ON:
     setattr(RecordingGroup, _name, _pass_on(_name))
 
 
-def _group_label(group: Any) -> str:
-    """The name of a group, which is the same on all its ranks; nothing for the world."""
+def _label(group: Any) -> str:
+    """The label of a group on all of its ranks: nothing for the world. Other groups may run collectives meanwhile."""
     name = str(getattr(group, "group_name", ""))
-    return "" if group is None or group is dist.group.WORLD else name[:_GROUP_NAME_CHARACTERS]
+    if group is None or group is dist.group.WORLD or not name:
+        return ""
+    ranks = dist.get_process_group_ranks(group)
+    return group_label(name[:_GROUP_NAME_CHARACTERS], ranks) if len(ranks) < dist.get_world_size() else ""
 
 
-def _suffix(group: str) -> str:
-    """What follows the number in the units of a group: ranks outside of it have collectives at the same time."""
-    return f" of group {group}" if group else ""
+def _unit(name: str, group: str) -> str:
+    return f"{name} of group {group}" if group else name
 
 
-def _wrapper(hooks: LoopHooks, name: str, position: int, keyword: str, group_at: int) -> Callable[..., Any]:
+def _wrapper(
+    hooks: LoopHooks, name: str, position: int, keyword: str, group_at: int, *, unit: str = ""
+) -> Callable[..., Any]:
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = hooks.recorder
         # Our caller is the function that replaces the original; its caller is the code of interest.
         if torch.compiler.is_compiling() or not recorder.enabled or caller_module(2).startswith("syncline."):
             return original(*args, **kwargs)
-        group = args[group_at] if group_at < len(args) else kwargs.get("group")
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
+        given_group = args[group_at] if group_at < len(args) else kwargs.get("group")
+        if given_group is dist.GroupMember.NON_GROUP_MEMBER:
             return original(*args, **kwargs)
         given = args[position] if 0 <= position < len(args) else kwargs.get(keyword)
         candidates = given if isinstance(given, list | tuple) else [given]
         tensors = [tensor for tensor in candidates if isinstance(tensor, Tensor)]
-        label = _group_label(group)
-        unit = f"collective {next(hooks.collective_numbers[label])}{_suffix(label)}"
+        group = _label(given_group)
+        called = _unit(unit or f"collective {next(hooks.collective_numbers[group])}", group)
         size = sum(tensor.nbytes for tensor in tensors)
-        hooks.enter_collective()
         step, start = recorder.step, recorder.mark("exchange")
-        try:
+        with hooks.inside_collective():
             result = original(*args, **kwargs)
-        finally:
-            hooks.leave_collective()
         if isinstance(result, dist.Work):
             device = tensors[0].device if tensors else torch.device("cpu")
-            _record_completion(hooks, result, start, name, unit, size, device, label)
+            _record_completion(hooks, result, start, name, called, size, device, group)
         else:
             end = recorder.mark("exchange")
-            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step, group=label)
+            recorder.add("exchange", name, start, end, unit=called, bytes=size, step=step, group=group)
             hooks.counts["exchange"] += 1
+            if hooks.on_training_thread():
+                recorder.add_blocked(start, end)
         return result
 
     return call
+
+
+def _around_wait(hooks: LoopHooks) -> Callable[..., Any]:
+    def wait(original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = hooks.recorder
+        if torch.compiler.is_compiling() or not recorder.enabled or caller_module(2).startswith("syncline."):
+            return original(work, *args, **kwargs)
+        start = recorder.mark("exchange")
+        result = original(work, *args, **kwargs)
+        end = recorder.mark("exchange")
+        if id(work) in hooks.awaited_works:
+            hooks.awaited_works.pop(id(work))[1](end)
+        if not hooks.collective_depth and hooks.on_training_thread():
+            recorder.add_blocked(start, end)
+        return result
+
+    return wait
 
 
 def _record_completion(
@@ -166,18 +209,20 @@ def _record_completion(
         recorder.add_ending_now("exchange", name, start, unit=unit, bytes=size, step=step, group=group)
         hooks.exchanges_ended += 1
 
+    def ended(end: Mark) -> None:
+        recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step, group=group)
+
+    hooks.counts["exchange"] += 1
     try:
         future = work.get_future()
         end = recorder.mark_completion(future, device, group)
-        if end is None:
-            future.then(completed)
-        else:
-            recorder.add("exchange", name, start, end, unit=unit, bytes=size, step=step, group=group)
-            hooks.exchanges_ended += 1
-    except Exception as error:  # not all backends support futures
-        text = f"a collective has no span, because its end cannot be observed ({type(error).__name__})"
-        if text not in hooks.notes:
-            hooks.notes.append(text)
+    except Exception:
+        # Some collectives of Gloo have no future: they end, for us, when the loop waits for them.
+        hooks.awaited_works[id(work)] = work, ended
         return
-    hooks.counts["exchange"] += 1
+    if end is None:
+        future.then(completed)
+    else:
+        ended(end)
+        hooks.exchanges_ended += 1
     hooks.exchanges_started += 1

@@ -5,25 +5,47 @@ no state that must come in pairs: after an exception in the loop nothing is left
 """
 
 import itertools
+import sys
+import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from syncline._compat import after_backward, on_every_backward, on_every_step
+from syncline._compat import (
+    after_backward,
+    in_backward,
+    on_every_backward,
+    on_every_batch,
+    on_every_step,
+    replace_function,
+)
 from syncline.trace.record.postprocess import DDP_TAIL
 from syncline.trace.record.recorder import Mark, Recorder
 from syncline.trace.record.sampling import IntervalChooser, Sampling
 from syncline.trace.span import STEP
 
 BETWEEN = "between steps"
-"""The name of `data` spans that are guessed: from the end of a step (or pass) to the next forward pass."""
+"""The name of `between` spans of unknown content: from the end of a step (or pass) to the next forward pass."""
+_FOREIGN_CALLS = (
+    ("torch", "save", "checkpoint"),
+    ("torch.distributed.checkpoint", "save", "checkpoint"),
+    ("safetensors.torch", "save_file", "checkpoint"),
+    ("logging.Logger", "callHandlers", "logging"),
+    ("torch.utils.tensorboard.SummaryWriter", "add_scalar", "logging"),
+    ("torch.utils.tensorboard.SummaryWriter", "add_scalars", "logging"),
+    ("wandb", "log", "logging"),
+    ("mlflow", "log_metrics", "logging"),
+)
+"""Module or class, function, and the name of the `between` spans around its calls, if the module is loaded."""
 
 _COMPLETION_WAIT_S = 0.2
+_NO_END = "a collective has no span, because its end cannot be observed: nobody waited for it before its step ended"
 
 
 class LoopHooks:
@@ -45,8 +67,6 @@ class LoopHooks:
         """How often each kind of hook did something; `overhead` computes the cost from it."""
         self.notes: list[str] = []
         """What could not be recorded, for the trace."""
-        self.loader_is_timed = False
-        """Whether the loop's loader is wrapped, so that data time need not be guessed."""
         self.last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         """A step of the loop ends with this optimizer's step."""
         self.on_step_end: Callable[[], None] | None = None
@@ -57,6 +77,11 @@ class LoopHooks:
         """Numbers the collectives of the current step, for each process group."""
         self.exchanges_started = self.exchanges_ended = 0
         """Another thread counts ends, a little after they happen."""
+        self.awaited_works: dict[int, tuple[Any, Callable[[Mark], None]]] = {}
+        """By id: collectives whose end is seen only when the loop waits for them, and what adds their span."""
+        self.collective_depth = 0
+        """Above 0 inside a collective that is recorded as a whole."""
+        self._thread = threading.get_ident()
         self._step_start: Mark = recorder.mark(STEP)
         self._idle_since_ns: int = time.perf_counter_ns()
         self._loss_start: Mark = None
@@ -70,6 +95,11 @@ class LoopHooks:
         """Hook every optimizer's steps and every backward pass."""
         self.cleanup.callback(on_every_step(self.before_step, self.after_step))
         self.cleanup.callback(on_every_backward(self.around_backward))
+        self.cleanup.callback(on_every_batch(self.around_batch))
+        for path, function, name in _FOREIGN_CALLS:
+            owner = _loaded(path)
+            if hasattr(owner, function):
+                self.cleanup.callback(replace_function(owner, function, partial(self.around_call, name)))
 
     def wait_for_exchanges(self) -> None:
         """Give exchanges a moment whose end was not reported yet."""
@@ -85,9 +115,10 @@ class LoopHooks:
         if not recorder.enabled:
             return None
         start = recorder.mark("forward")
-        if self._idle_since_ns and not self.loader_is_timed:
+        self._thread = threading.get_ident()
+        if self._idle_since_ns:
             end = start if isinstance(start, int) else time.perf_counter_ns()
-            recorder.add("data", BETWEEN, self._idle_since_ns, end)
+            recorder.add("between", BETWEEN, self._idle_since_ns, end)
         self._idle_since_ns = 0
         self._loss_start = None
         return start
@@ -193,20 +224,52 @@ class LoopHooks:
             self._idle_since_ns = now if isinstance(now, int) else time.perf_counter_ns()
         self._loss_start = self._backward_end = None
         self.collective_numbers.clear()
+        if self.awaited_works:
+            self.awaited_works.clear()
+            if _NO_END not in self.notes:
+                self.notes.append(_NO_END)
         if self.on_step_end is not None:
             call, self.on_step_end = self.on_step_end, None
             call()
 
-    def enter_collective(self) -> None:
-        """A collective starts outside of the passes: the time around it is not data, loss or update."""
-        if self._idle_since_ns and not self.loader_is_timed and not self._backward_depth:
-            self.recorder.add("data", BETWEEN, self._idle_since_ns, time.perf_counter_ns())
-        self._loss_start = self._backward_end = None
+    def around_batch(self, original: Callable[..., Any], *args: Any) -> Any:
+        """A `DataLoader` makes its next batch."""
+        return self._timed("data", "data", original, *args)
 
-    def leave_collective(self) -> None:
-        """The call of the collective has returned."""
-        if self._idle_since_ns:
-            self._idle_since_ns = time.perf_counter_ns()
+    def around_call(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Code that is not training: it writes a checkpoint or a log."""
+        return self._timed("between", name, original, *args, **kwargs)
+
+    def _timed(self, lane: str, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        if torch.compiler.is_compiling() or not recorder.enabled or not self.on_training_thread():
+            return original(*args, **kwargs)
+        start = recorder.mark(lane)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.add(lane, name, start, recorder.mark(lane))
+
+    def on_training_thread(self) -> bool:
+        """Whether this thread runs the loop, or a backward pass of it."""
+        return threading.get_ident() == self._thread or in_backward()
+
+    @contextmanager
+    def inside_collective(self) -> Iterator[None]:
+        """Around a collective that is recorded as a whole: the waits inside are part of it."""
+        self.collective_depth += 1
+        try:
+            yield
+        finally:
+            self.collective_depth -= 1
+
+
+def _loaded(path: str) -> Any:
+    """The module, or the class of a module, with this name; None if nobody has imported it."""
+    if path in sys.modules:
+        return sys.modules[path]
+    module, _, name = path.rpartition(".")
+    return getattr(sys.modules.get(module), name, None)
 
 
 class TimedLoader:

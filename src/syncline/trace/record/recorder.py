@@ -16,8 +16,8 @@ Mark = int | torch.cuda.Event | None
 """A moment: host nanoseconds, a CUDA event, or None while nothing is recorded."""
 _Row = tuple[str, str, str, int, Any, Any, int, str]  # both marks are integers, or both are events
 
-HOST_LANES = frozenset({"data", "wait"})
-"""Lanes that block the host. Their spans use the host's clock even when the other lanes' work is on a GPU."""
+HOST_LANES = frozenset({"data", "between", "wait"})
+"""Lanes of the host's own time. Their spans use the host's clock even when the other lanes' work is on a GPU."""
 
 _CHUNK = 1024
 

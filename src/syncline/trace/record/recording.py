@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline._compat import on_every_step, replace_function
-from syncline.trace.merge.clocks import host_id
+from syncline.trace.merge.clocks import host_id, node_name
 from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
@@ -51,7 +51,6 @@ class Recording:
         self._models: dict[int, weakref.ref[nn.Module]] = {}  # by id: a module may not be hashable
         self._hooks: LoopHooks | None = None
         self._shared_sampling: SharedSampling | None = None
-        self._loader_is_timed = False
         self._cleanup = ExitStack()
         # Without a model and an optimizer the first optimizer step in this process shows where the training is.
         self._cleanup.callback(on_every_step(lambda *_: None, self._after_any_step))
@@ -86,9 +85,6 @@ class Recording:
 
     def data(self, loader: Iterable[Any]) -> TimedLoader:
         """The same loader with each batch's time recorded: `for x, y in recording.data(loader)`."""
-        self._loader_is_timed = True
-        if self._hooks is not None:
-            self._hooks.loader_is_timed = True
         return TimedLoader(lambda: None if self._hooks is None else self._hooks.recorder, loader)
 
     def use_sampling(self, sampling: Sampling) -> None:
@@ -133,6 +129,7 @@ class Recording:
             recorder.rank,
             finish_spans(recorder.spans(), sampled=every > 1),
             host_id(),
+            node=node_name(),
             cores=available_cores(),
             cpu_times=recorder.cpu_times.rows,
             recording_cost=recording_cost(recorder, every=every, hooks=hooks),
@@ -168,7 +165,6 @@ class Recording:
             hooks.interval_chooser = IntervalChooser(self._share_sampling)
         else:
             hooks.sampling = Sampling(self.every)
-        hooks.loader_is_timed = self._loader_is_timed
         hooks.install()
         hook_collectives(hooks)
         self._hooks = hooks

@@ -122,6 +122,7 @@ def run_rank(
             cores=available_cores(),
             cpu_times=[[step + shift, cpu, delay] for step, cpu, delay in recorder.cpu_times.rows],
             recording_cost=recording_cost(recorder),
+            node=f"node {place.node}",
         )
         return RankRecord(
             part=part,
