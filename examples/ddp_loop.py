@@ -34,7 +34,11 @@ class Images(Dataset):
 
 
 class Network(nn.Module):
-    """A small convolutional network of 2.4 million parameters; `seconds` are what a forward pass takes more."""
+    """A small convolutional network with BatchNorm, 2.2 million parameters; a forward pass takes `seconds` more.
+
+    DDP sends rank 0's BatchNorm statistics to all ranks at the start of every forward pass: a late rank is waited for
+    there.
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -42,7 +46,7 @@ class Network(nn.Module):
         widths = [3, 32, 64, 128]
         layers: list[nn.Module] = []
         for a, b in pairwise(widths):
-            layers += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.startup import first_steady
 from syncline.trace.analysis.timeline import covered, timeline
 
-ORDER = ("forward", "backward", "update", "data", "encode", "decode", "exchange", "wait")
+ORDER = ("forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait")
 NAMES = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
 
 PIECES = st.lists(st.tuples(st.sampled_from(LANES), st.integers(-5, 130), st.integers(0, 40)), max_size=20)
@@ -56,11 +56,11 @@ def test_the_figures_of_a_plain_run():
     slow = [("data", 2), ("forward", 16), ("backward", 20), ("exchange", 10, "w", 1_000_000), ("update", 3)]
     told = analyze(Trace.of(steps(8, made, slow), metadata={"strategy": "mine", "world_size": 2}))
     assert (told.strategy, told.world_size, told.steps, told.steady_first) == ("mine", 2, tuple(range(8)), 1)
-    assert told.step_ms == pytest.approx({"median": 51, "mean": 51, "p95": 51})
+    assert told.step_ms == pytest.approx({"usual": 51, "median": 51, "mean": 51, "p95": 51})
     zero, one = told.ranks
     assert zero.breakdown_ms == pytest.approx(
         {"data": 2, "forward": 10, "backward": 20, "exposed_encode": 0, "exposed_exchange": 10, "wait": 6, "update": 3,
-         "other": 0}
+         "between": 0, "other": 0}
     )  # fmt: skip
     assert sum(zero.breakdown.values()) == pytest.approx(1)
     assert one.breakdown_ms["wait"] == 0
@@ -194,7 +194,7 @@ def test_the_json_is_plain_and_complete():
         json.dumps(analyze(Trace.of(steps(6, made, made), notes=["odd"])).as_json("here"), allow_nan=False)
     )
     assert (told["format"], told["source"], told["notes"]) == ("syncline analysis 1", "here", ["odd"])
-    assert told["steps"] == {"first": 0, "last": 5, "count": 6, "steady_first": 1}
+    assert told["steps"] == {"first": 0, "last": 5, "count": 6, "steady_first": 1, "usual": 5}
     assert set(told["verdict"]) == {"kind", "sentence", "recoverable_ms"}
     assert set(told["ranks"][0]) == {"rank", "step_ms", "breakdown", "breakdown_ms"}
     assert set(told["exchanges"]) >= {"count_per_step", "bytes_per_step", "wait_ms", "transfer_ms", "late"}

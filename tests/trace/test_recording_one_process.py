@@ -63,7 +63,7 @@ def test_a_plain_loop_is_recorded_between_start_and_stop(tmp_path):
     assert sorted(lanes(source, 1)) == sorted(
         [
             ("step", "step"),
-            ("data", "between steps"),
+            ("between", "between steps"),
             ("forward", "forward"),
             ("forward", "loss"),
             ("backward", "backward"),
@@ -131,7 +131,7 @@ def test_partition_of_a_loop_with_known_durations(tmp_path):
     for step in (1, 2, 3):
         assert steps[step]["data"] >= 20_000_000
         assert steps[step]["forward"] >= 10_000_000
-        assert steps[step]["other"] >= 5_000_000
+        assert steps[step]["between"] >= 5_000_000
     assert set(steps[1]) == set(PHASES)
 
 

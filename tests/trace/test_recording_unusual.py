@@ -14,7 +14,7 @@ from torch import nn
 
 from syncline.trace import Recorder, recording, start, stop
 from syncline.trace.formats.load import load
-from syncline.trace.record.collectives import _record_completion
+from syncline.trace.record.collectives import _around_wait, _record_completion
 from syncline.trace.record.cpu_time import StepCpuTimes
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
 
@@ -153,16 +153,23 @@ def test_threads_have_their_own_forward_spans(tmp_path):
     assert len(forwards(load(tmp_path / "t.json"), 0)) == 2
 
 
-def test_a_work_without_a_future_is_noted_once():
+def test_a_work_without_a_future_ends_when_the_loop_waits_for_it_and_is_noted_once_if_nobody_does():
     class Work:
         def get_future(self):
             raise NotImplementedError
 
     hooks = LoopHooks(Recorder())
+    optimizer = torch.optim.SGD([torch.ones(1)])
     for _ in range(2):
         _record_completion(hooks, Work(), 0, "all-reduce", "collective 0", 4, torch.device("cpu"), "")
-    assert hooks.notes == ["a collective has no span, because its end cannot be observed (NotImplementedError)"]
-    assert hooks.exchanges_started == hooks.counts["exchange"] == 0
+        hooks.after_step(optimizer)
+    (note,) = hooks.notes
+    assert note.startswith("a collective has no span, because its end cannot be observed")
+    waited = Work()
+    _record_completion(hooks, waited, 5, "all-reduce", "collective 0", 4, torch.device("cpu"), "")
+    _around_wait(hooks)(lambda work: None, waited)
+    assert [span.start for span in hooks.recorder.spans() if span.lane == "exchange"] == [5]
+    assert hooks.exchanges_started == 0
 
 
 def test_collectives_are_numbered_per_group(tmp_path):
@@ -178,7 +185,7 @@ def test_collectives_are_numbered_per_group(tmp_path):
             train(model, optimizer, 1)
         units = [s.unit for s in load(tmp_path / "t.json").spans if s.lane == "exchange"]
         name = group.group_name[:8]
-        apart = [f"collective {number} of group {name}" for number in (0, 1)]
+        apart = [f"collective {number} of group {name} (ranks 0)" for number in (0, 1)]
         assert sorted(units) == ["collective 0", apart[0], "collective 1", apart[1]]
     finally:
         dist.destroy_process_group()

@@ -167,12 +167,12 @@ def _analysis(source: Trace, steps: tuple[int, int] | None) -> dict[str, Any]:
 
 def _bars(analysis: Mapping[str, Any], predicted: float | None) -> list[dict[str, Any]]:
     """Measured, predicted and the bound, on one scale."""
-    step = finite((analysis.get("step_ms") or {}).get("median"))
+    step = finite((analysis.get("step_ms") or {}).get("usual"))
     bound = analysis.get("bound") or {}
     best, compute, wire = (finite(bound.get(key)) for key in ("bound_ms", "compute_ms", "wire_ms"))
     if not step:
         return []
-    found = [("measured", step, "median step")]
+    found = [("measured", step, "mean step")]
     if predicted:
         off = step / predicted - 1
         found.append(("predicted", predicted, f"{percent(abs(off))} {'more' if off > 0 else 'less'} was measured"))

@@ -19,6 +19,7 @@ PART_NAMES = {phase: phase.replace("_", " ") for phase in PHASES} | {
     "data": "loading data",
     "wait": "waiting for a late rank",
     "update": "the update",
+    "between": "the time between steps",
     "other": "time that no span covers",
 }
 

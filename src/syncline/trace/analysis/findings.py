@@ -59,7 +59,6 @@ class Facts:
     phases: dict[str, dict[int, tuple[float, ...]]]
     """By phase and rank: ms in each step."""
     late: tuple[LateRanks, ...]
-    straggler: LateRanks | None
     network: NetworkUse | None
     bound: Bound
     startup: StartUp
@@ -76,6 +75,8 @@ class Facts:
     long: LongSteps | None = None
     waits_known: bool = True
     """Whether waits for a late rank are separated from transfers."""
+    straggler: LateRanks | None = None
+    """The ranks that most waits are for, one or several together."""
 
     def ms(self, phase: str) -> float:
         """A phase's ms per step, the mean over ranks; for exchanges, over the ranks that have transfers."""

@@ -6,7 +6,7 @@ the end of that chain. Ranks that are late together, such as those of a slow hos
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from syncline.stats import mean_or_zero, median_or_zero
@@ -21,7 +21,6 @@ _CAUSES = tuple(phase for phase in PHASES if phase != "wait")
 _EXPLAINED = 4  # late ranks, the most expensive ones, for which it is computed what they were doing
 _NEARLY = 0.8  # of the largest gain: fewer ranks that explain this much are named instead
 
-_Wait = tuple[int, int, int]  # start, end, late rank
 _Waits = Mapping[int, Mapping[tuple[int, int], float]]  # by late rank, by step and waiting rank: nanoseconds
 
 
@@ -84,7 +83,8 @@ def late_ranks(
 
     def late(ranks: tuple[int, ...], where: str = "") -> LateRanks:
         others = sorted(connected[ranks[0]] - set(ranks))
-        by_step = [[sum(waits[one][step, other] for one in ranks) for other in others] for step in steps]
+        mine = [of for rank, of in waits.items() if rank in ranks]
+        by_step = [[sum(of.get((step, other), 0.0) for of in mine) for other in others] for step in steps]
         own = sum(map(sum, by_step))
         gains = tuple(min(of, default=0.0) / 1e6 for of in by_step)
         each = own / 1e6 / max(1, len(others)) / max(1, len(steps))
@@ -98,7 +98,11 @@ def late_ranks(
     order = sorted(totals, key=lambda rank: -totals[rank])
     single = [late((rank,)) for rank in order]
     candidates = [one for one in single if one.share >= SHARE]
-    for ranks, where in _groups(trace, order, hosts or {}).items():
+    waited = dict.fromkeys(trace.ranks, 0.0)
+    for of in waits.values():
+        for (_, rank), ns in of.items():
+            waited[rank] = waited.get(rank, 0.0) + ns
+    for ranks, where in _groups(trace, sorted(waited, key=lambda rank: waited[rank]), hosts or {}).items():
         together = ranks[0] in connected and len(ranks) <= len(connected[ranks[0]]) / 2
         if together and sum(totals.get(rank, 0.0) for rank in ranks) >= SHARE * whole:
             one = late(ranks, where)
@@ -111,45 +115,65 @@ def late_ranks(
 
 
 def _blamed(trace: Prepared, kept: set[int]) -> _Waits:
-    """All visible waits of these steps, each counted for the rank at the end of its chain."""
-    by_rank: dict[int, list[_Wait]] = defaultdict(list)
-    found: list[tuple[int, int, _Wait]] = []
-    for exchange in trace.exchanges:
-        for member in exchange.members:
-            exposed = round(trace.exposed_ns(member.wait))
-            late = exchange.late_rank(member) if exposed else None
-            if late is None or member.wait is None:
-                continue
-            # Compute hides the start of a wait: a thread that is blocked stays so until the wait ends.
-            wait = member.wait.end - exposed, member.wait.end, late
-            by_rank[member.rank].append(wait)
-            step = _counts_in(exchange.step, trace, kept)
-            if step is not None:
-                found.append((member.rank, step, wait))
-    for of in by_rank.values():
-        of.sort()
+    """All visible waits of these steps, each counted for the rank that caused it.
+
+    That is the last rank to join, as far as it did not wait more than the waiting rank since the two were together:
+    that part belongs to the ranks that it waited for.
+    """
+    meetings = _Meetings(trace)
+    history: dict[int, list[tuple[int, dict[int, float]]]] = defaultdict(list)  # by rank: end and causes of its waits
     waits: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
-    for waiting, step, (start, end, late) in found:
-        for culprit, ns in _culprits(by_rank, late, start, end, frozenset({waiting, late})):
-            waits[culprit][step, waiting] += ns
-    return waits
+    for exchange in trace.exchanges:
+        step = _counts_in(exchange.step, trace, kept)
+        joined = exchange.joined
+        for member in exchange.members:
+            exposed = trace.exposed_ns(member.wait)
+            late = exchange.late_rank(member) if exposed else None
+            if late is None:
+                continue
+            since = meetings.before(exchange)
+            theirs = _causes_between(history[late], since, joined[late])
+            own = _causes_between(history[member.rank], since, joined[member.rank])
+            inherited = min(exposed, max(0.0, sum(theirs.values()) - sum(own.values())))
+            blamed = {rank: ns * inherited / sum(theirs.values()) for rank, ns in theirs.items()} if inherited else {}
+            blamed[late] = blamed.get(late, 0.0) + exposed - inherited
+            history[member.rank].append((member.started, blamed))
+            if step is not None:
+                for rank, ns in blamed.items():
+                    waits[rank][step, member.rank] += ns
+    return {rank: of for rank, of in waits.items() if any(of.values())}
 
 
-def _culprits(
-    waits: Mapping[int, Sequence[_Wait]], rank: int, start: int, end: int, seen: frozenset[int]
-) -> Iterator[tuple[int, int]]:
-    """Who made `rank` late between two times, and for how long: the ranks that it waited for, and itself."""
-    left = end - start
-    mine = waits.get(rank, ())
-    for begin, until, late in mine[max(0, bisect_right(mine, (start,)) - 1) :]:
-        if begin >= end:
-            break
-        begin, until = max(begin, start), min(until, end)
-        if until > begin and late not in seen:
-            yield from _culprits(waits, late, begin, until, seen | {late})
-            left -= until - begin
-    if left > 0:
-        yield rank, left
+def _causes_between(waits: Sequence[tuple[int, dict[int, float]]], begin: int, end: int) -> dict[int, float]:
+    """By rank: the time of waits that it caused and that ended between two times."""
+    found: dict[int, float] = defaultdict(float)
+    for _, blamed in waits[
+        bisect_right(waits, begin, key=lambda wait: wait[0]) : bisect_right(waits, end, key=lambda wait: wait[0])
+    ]:
+        for rank, ns in blamed.items():
+            found[rank] += ns
+    return found
+
+
+class _Meetings:
+    """When the ranks of an exchange were last together: when the last rank joined an exchange that has all of them."""
+
+    def __init__(self, trace: Prepared) -> None:
+        self._trace = trace
+        self._releases: dict[frozenset[int], list[int]] = {}
+
+    def before(self, exchange: Exchange) -> int:
+        """The time of the last meeting before any rank joined the exchange; without one, its step's start."""
+        joined = exchange.joined
+        members = frozenset(joined)
+        if members not in self._releases:
+            self._releases[members] = [one.last_joined for one in self._trace.exchanges if members <= one.joined.keys()]
+        releases = self._releases[members]
+        place = bisect_right(releases, min(joined.values())) - 1
+        if place >= 0:
+            return releases[place]
+        of_step = (self._trace.bounds[rank].get(exchange.step) for rank in members if rank in self._trace.bounds)
+        return min((bounds[0] for bounds in of_step if bounds), default=exchange.last_joined)
 
 
 def _connected(trace: Prepared, kept: set[int]) -> dict[int, frozenset[int]]:
@@ -163,7 +187,10 @@ def _connected(trace: Prepared, kept: set[int]) -> dict[int, frozenset[int]]:
 
 
 def _groups(trace: Prepared, order: Sequence[int], hosts: Mapping[int, str]) -> dict[tuple[int, ...], str]:
-    """Sets of ranks that may be late together, with what they have in common: a host, a process group, or nothing."""
+    """Sets of ranks that may be late together, with what they have in common: a host, a process group, or nothing.
+
+    `order`: the ranks that waited least first, since late ranks do not wait.
+    """
     found: dict[tuple[int, ...], str] = {}
     for host in dict.fromkeys(hosts.values()):
         found[tuple(sorted(rank for rank, name in hosts.items() if name == host))] = f"host {host}"
@@ -189,8 +216,8 @@ def _excess(trace: Prepared, kept: set[int], ranks: Collection[int]) -> dict[str
     the next exchange, each rank's time consists of phases, so the differences of phases tell exactly why one joined
     later.
     """
-    releases: dict[frozenset[int], list[int]] = {}
-    latest: dict[tuple[int, int], tuple[Exchange, int]] = {}
+    meetings = _Meetings(trace)
+    latest: dict[tuple[int, int], Exchange] = {}
     for exchange in trace.exchanges:
         step = _counts_in(exchange.step, trace, kept)
         last = max(exchange.members, key=lambda member: member.joined)
@@ -199,16 +226,10 @@ def _excess(trace: Prepared, kept: set[int], ranks: Collection[int]) -> dict[str
         first = min(member.joined for member in exchange.members)
         if last.joined == first or not any(trace.exposed_ns(member.wait) for member in exchange.members):
             continue
-        members = frozenset(exchange.joined)
-        if members not in releases:
-            releases[members] = [one.last_joined for one in trace.exchanges if members <= one.joined.keys()]
-        place = bisect_right(releases[members], first) - 1
-        begins = [trace.bounds[one][step][0] for one in trace.ranks if step in trace.bounds[one]]
-        begin = releases[members][place] if place >= 0 else min(begins, default=exchange.last_joined)
         # Exchanges after the same meeting have their waits at the same time: the last one covers all of it.
-        latest[begin, step] = exchange, begin
+        latest[meetings.before(exchange), step] = exchange
     by_step: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for (_, step), (exchange, begin) in latest.items():
+    for (begin, step), exchange in latest.items():
         for phase, ms in _longer(trace, exchange, begin, ranks).items():
             by_step[step][phase] += ms
     if not by_step:

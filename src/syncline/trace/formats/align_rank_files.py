@@ -1,69 +1,181 @@
-"""Aligns the ranks of one run that come from separate files: the same names for collectives, and one clock."""
+"""Aligns the ranks of one run that come from separate files: collectives, process groups, step numbers and clocks.
 
-from collections import Counter
-from collections.abc import Sequence
+Ranks of one host share a clock, and its times are trusted. There, times also tell which steps are the same and which
+collectives of different process groups have the same name. Between hosts, collectives that end together tell how far
+clocks are apart.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from statistics import median
 
 from syncline.trace.formats.collective_names import NEEDS_ALL_RANKS
 from syncline.trace.formats.trace_file import RankTrace
-from syncline.trace.span import Span
+from syncline.trace.span import STEP, Span, group_label, rank_list
 
-_NEAR = 1_000_000  # nanoseconds: ranks of one host share a clock, and ends differ by less than this
 _FEWEST = 3
-
-_Key = tuple[int, str, int, int]
-
-
-def name_alike(traces: Sequence[RankTrace]) -> None:
-    """Give collectives the unit name that the first rank uses: the n-th of a step, an operation and a size.
-
-    Two communication threads may start theirs in a different order on another rank.
-    """
-    first = {key: span.unit for key, span in _keyed(traces[0]).items()}
-    for trace in traces[1:]:
-        names = {id(span): first[key] for key, span in _keyed(trace).items() if key in first}
-        trace.spans = [replace(s, unit=names[id(s)]) if names.get(id(s), s.unit) != s.unit else s for s in trace.spans]
+_TOLERANCE = 100_000  # nanoseconds: clocks of GPUs on one host differ by less
+_ANY_HOST = frozenset({"", "localhost", "localhost.localdomain"})
 
 
 def align(traces: Sequence[RankTrace]) -> tuple[list[str], bool]:
-    """Shift every rank to the first one's clock where the clocks differ; returns notes, and whether all ranks agree.
-
-    A collective that needs all ranks ends at about the same time on all of them: the median difference is the offset.
-    """
-    first = traces[0]
-    ends = {key: span.end for key, span in _keyed(first).items() if span.name in NEEDS_ALL_RANKS}
+    """Make the ranks' traces comparable, in place; returns notes, and whether all ranks are on one clock."""
     notes: list[str] = []
-    kept: list[int] = []
-    aligned = True
-    for trace in traces[1:]:
-        found = [span.end - ends[key] for key, span in _keyed(trace).items() if key in ends]
-        if len(found) < _FEWEST:
-            notes.append(f"rank {trace.rank} shares too few collectives with rank {first.rank} to compare their clocks")
+    hosts = _by_host(traces)
+    for mine in hosts:
+        _number_alike(mine, notes)
+        _separate_groups(mine)
+    _name_alike(traces)
+    placed, aligned = list(hosts[0]), True
+    for mine in hosts[1:]:
+        found, offset, spread = _clock_offset(placed, mine)
+        who = f"rank{'s' if len(mine) > 1 else ''} {rank_list([trace.rank for trace in mine])}"
+        if found < _FEWEST:
+            notes.append(f"{who}: too few collectives with rank {traces[0].rank} and its like to compare their clocks")
             aligned = False
             continue
-        offset = round(median(found))
-        if trace.absolute and first.absolute and first.host and trace.host == first.host and abs(offset) < _NEAR:
-            kept.append(trace.rank)
-            continue
-        spread = median(abs(one - offset) for one in found)
-        trace.spans = [replace(span, start=span.start - offset, end=span.end - offset) for span in trace.spans]
+        for trace in mine:
+            trace.spans = [replace(span, start=span.start - offset, end=span.end - offset) for span in trace.spans]
         notes.append(
-            f"rank {trace.rank}'s clock was set back by {offset / 1e6:.3f} ms to rank {first.rank}'s:"
-            f" {len(found)} collectives end that far apart, within {spread / 1e6:.3f} ms"
+            f"the clock of {who} was set back by {offset / 1e6:.3f} ms: {found} collectives end that far apart, within"
+            f" {spread / 1e6:.3f} ms"
         )
-    if kept:
-        ranks = ", ".join(str(rank) for rank in kept)
-        notes.append(f"rank {ranks} ran on rank {first.rank}'s host {first.host}: clocks were taken as they are")
+        placed += mine
+    for mine in hosts:
+        if len(mine) > 1:
+            ranks = rank_list([trace.rank for trace in mine])
+            notes.append(f"ranks {ranks} ran on host {mine[0].host}: its clock was taken as it is")
     return notes, aligned
 
 
-def _keyed(trace: RankTrace) -> dict[_Key, Span]:
-    seen: Counter[tuple[int, str, int]] = Counter()
-    keyed: dict[_Key, Span] = {}
+def _by_host(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
+    """The traces of each host; where the host or its clock is not known, each rank is alone."""
+    found: dict[Hashable, list[RankTrace]] = {}
+    for trace in traces:
+        known = trace.absolute and trace.host not in _ANY_HOST
+        found.setdefault(trace.host if known else (trace.rank,), []).append(trace)
+    return list(found.values())
+
+
+def _number_alike(traces: Sequence[RankTrace], notes: list[str]) -> None:
+    """On one clock: give steps that run at the same time the same number, that of the first rank."""
+    first, *others = traces
+    steps = _step_bounds(first)
+    for trace in others:
+        shifts: Counter[int] = Counter()
+        for number, (start, end) in _step_bounds(trace).items():
+            overlaps = {n: min(end, until) - max(start, begin) for n, (begin, until) in steps.items()}
+            nearest = max(overlaps, key=lambda n: overlaps[n])
+            if overlaps[nearest] > (end - start) / 2:
+                shifts[nearest - number] += 1
+        if not shifts:
+            continue
+        (shift, count), *_ = shifts.most_common(1)
+        if shift and count > sum(shifts.values()) / 2:
+            trace.spans = [replace(span, step=span.step + shift) for span in trace.spans]
+            notes.append(f"rank {trace.rank} numbers the steps of rank {first.rank} {-shift:+d}: it was renumbered")
+
+
+def _step_bounds(trace: RankTrace) -> dict[int, tuple[int, int]]:
+    return {span.step: (span.start, span.end) for span in trace.spans if span.lane == STEP}
+
+
+def _separate_groups(traces: Sequence[RankTrace]) -> None:
+    """On one clock: name the process groups of collectives that do not say theirs (Gloo's do not).
+
+    A collective that needs all its ranks runs on all of them at one moment. Ranks that were ever in the n-th such
+    collective of a step at different times are in different groups.
+    """
+    found: dict[tuple[str, int, int], dict[int, dict[int, Span]]] = defaultdict(lambda: defaultdict(dict))
+    for trace in traces:
+        for (step, name, size, group, number), span in _keyed(trace).items():
+            if not group and name in NEEDS_ALL_RANKS:
+                found[name, size, number][step][trace.rank] = span
+    labels: dict[tuple[str, int, int], dict[int, str]] = {}
+    ranks = [trace.rank for trace in traces]
+    for key, steps in found.items():
+        apart = {
+            pair for of in steps.values() for pair in combinations(sorted(of), 2) if _apart(*(of[r] for r in pair))
+        }
+        if apart:
+            labels[key] = _labels([rank for rank in ranks if any(rank in of for of in steps.values())], apart)
+    for trace in traces:
+        renamed = {
+            id(span): labels[name, size, number][trace.rank]
+            for (_, name, size, group, number), span in _keyed(trace).items()
+            if not group and (name, size, number) in labels
+        }
+        trace.spans = [replace(s, group=renamed[id(s)]) if id(s) in renamed else s for s in trace.spans]
+
+
+def _apart(one: Span, other: Span) -> bool:
+    return max(one.start, other.start) > min(one.end, other.end) + _TOLERANCE
+
+
+def _labels(ranks: Sequence[int], apart: set[tuple[int, int]]) -> dict[int, str]:
+    """A group for each rank: ranks that were never apart from any rank of it."""
+    groups: list[list[int]] = []
+    for rank in sorted(ranks):
+        fitting = (of for of in groups if all((other, rank) not in apart for other in of))
+        mine = next(fitting, None)
+        if mine is None:
+            groups.append([rank])
+        else:
+            mine.append(rank)
+    return {rank: group_label("unnamed", of) for of in groups for rank in of}
+
+
+def _name_alike(traces: Sequence[RankTrace]) -> None:
+    """Give each collective the step and the unit name that the first rank of its group uses.
+
+    It is the same collective if the process group and the sequence number are the same; where a trace has no sequence
+    numbers, if it is the n-th of a step, an operation, a size and a group. Two communication threads may start theirs
+    in a different order on another rank.
+    """
+    first: dict[Hashable, Span] = {}
+    for trace in traces:
+        known = {id(span): first.setdefault(key, span) for key, span in _identified(trace).items()}
+        trace.spans = [
+            replace(span, step=known[id(span)].step, unit=known[id(span)].unit) if id(span) in known else span
+            for span in trace.spans
+        ]
+
+
+def _clock_offset(placed: Sequence[RankTrace], mine: Sequence[RankTrace]) -> tuple[int, int, int]:
+    """How many collectives both sides share, how far the clock of `mine` is ahead, and the spread of that.
+
+    A collective that needs all ranks ends at about the same time on all of them.
+    """
+    ends: dict[Hashable, list[int]] = defaultdict(list)
+    for trace in placed:
+        for key, span in _identified(trace).items():
+            if span.name in NEEDS_ALL_RANKS:
+                ends[key].append(span.end)
+    found = [span.end - median(ends[key]) for trace in mine for key, span in _identified(trace).items() if key in ends]
+    if not found:
+        return 0, 0, 0
+    offset = round(median(found))
+    return len(found), offset, round(median(abs(one - offset) for one in found))
+
+
+def _identified(trace: RankTrace) -> dict[Hashable, Span]:
+    """The collectives of a rank by what identifies them on other ranks."""
+    result: dict[Hashable, Span] = {}
+    for key, span in _keyed(trace).items():
+        sequence = trace.sequences.get((span.start, span.end, span.group))
+        result[key if sequence is None else (span.group, span.name, "sequence", sequence)] = span
+    return result
+
+
+def _keyed(trace: RankTrace) -> dict[tuple[int, str, int, str, int], Span]:
+    """The collectives of a rank by step, name, bytes, group, and number among those that agree in all of these."""
+    seen: Counter[tuple[int, str, int, str]] = Counter()
+    keyed: dict[tuple[int, str, int, str, int], Span] = {}
     for span in trace.spans:
         if span.lane == "exchange":
-            kind = (span.step, span.name, span.bytes)
+            kind = (span.step, span.name, span.bytes, span.group)
             keyed[*kind, seen[kind]] = span
             seen[kind] += 1
     return keyed

@@ -4,8 +4,8 @@ A new format: write `<name>_read.py` with `KIND`, `recognises` and `read`, and a
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,7 @@ from typing import Any
 
 from syncline.errors import UsageError, unknown
 from syncline.trace.formats import chrome_read, horovod_read, profiler_read
-from syncline.trace.formats.align_rank_files import align, name_alike
+from syncline.trace.formats.align_rank_files import align
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile
 from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
@@ -92,6 +92,8 @@ def _foreign(path: Path, found: "Imported") -> Trace:
     metadata: dict[str, Any] = {"imported": found.kind, "world_size": max(found.world, len(found.spans))}
     if not found.aligned:
         metadata["aligned"] = False
+    if any(found.hosts.values()):
+        metadata["nodes"] = {str(rank): host for rank, host in found.hosts.items()}
     spans = [span for mine in found.spans.values() for span in mine]
     split = found.aligned and len(found.spans) > 1
     return _with_note(Trace.of(spans, metadata=metadata, notes=found.notes, path=path, split=split))
@@ -115,6 +117,8 @@ class Imported:
     """Whether all ranks' times are on one clock."""
     world: int = 0
     """The job's number of ranks according to its files; 0 where they do not say."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """By rank: the name of its host, empty where its file does not say."""
 
 
 def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | None = None) -> Imported:
@@ -187,7 +191,6 @@ def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
     by_rank = _unique(sorted(traces, key=lambda trace: trace.rank), notes)
     aligned = True
     if many:
-        name_alike(by_rank)
         more, aligned = align(by_rank)
         notes += more
     world = max(trace.world for trace in by_rank)
@@ -196,7 +199,8 @@ def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
         names = ", ".join(str(rank) for rank in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
     spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
-    return Imported(kind, spans, tuple(notes), aligned, world)
+    hosts = {trace.rank: trace.host for trace in by_rank}
+    return Imported(kind, spans, tuple(notes), aligned, world, hosts=hosts)
 
 
 def _assign_ranks(traces: Sequence[RankTrace], notes: list[str]) -> None:

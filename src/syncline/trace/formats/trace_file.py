@@ -129,6 +129,8 @@ class RankTrace:
     host: str = ""
     pid: str = ""
     absolute: bool = False
+    sequences: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    """By start, end and group of a collective: its number in the group, where the file has it."""
 
 
 def rank_traces(file: TraceFile, spans: Iterable[Span], notes: list[str], *, absolute: bool = False) -> list[RankTrace]:

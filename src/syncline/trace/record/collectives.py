@@ -137,8 +137,7 @@ def _label(group: Any) -> str:
     name = str(getattr(group, "group_name", ""))
     if group is None or group is dist.group.WORLD or not name:
         return ""
-    ranks = dist.get_process_group_ranks(group)
-    return group_label(name[:_GROUP_NAME_CHARACTERS], ranks) if len(ranks) < dist.get_world_size() else ""
+    return group_label(name[:_GROUP_NAME_CHARACTERS], dist.get_process_group_ranks(group))
 
 
 def _unit(name: str, group: str) -> str:

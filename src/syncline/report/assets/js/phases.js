@@ -3,9 +3,9 @@
 // the rule of the analysis; here it gives the first row of a rank, and how much of a span is hidden behind compute.
 Syncline.phases = (() => {
   const { first } = Syncline.spans;
-  const PRIORITY = ["forward", "backward", "update", "data", "encode", "decode", "exchange", "wait", "step"];
-  const PHASE = ["forward", "backward", "update", "data", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
-  const COVER = 4; // lanes of compute: they hide the others
+  const PRIORITY = ["forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait", "step"];
+  const PHASE = ["forward", "backward", "update", "data", "between", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
+  const COVER = 5; // lanes of the training thread's own work: they hide the others
   const CODES = 32;
   const HIDEABLE = new Set(["exchange", "encode", "decode", "wait"]);
 
@@ -38,7 +38,7 @@ Syncline.phases = (() => {
       time = moment;
       active[code >> 1] += code & 1 ? 1 : -1;
       // Time outside all steps belongs to no phase.
-      current = bracketed && active[8] <= 0 ? -1 : active.findIndex((count) => count > 0);
+      current = bracketed && active[PRIORITY.length - 1] <= 0 ? -1 : active.findIndex((count) => count > 0);
     }
     return { start: Float64Array.from(start), end: Float64Array.from(end), phase: Uint8Array.from(phase) };
   };

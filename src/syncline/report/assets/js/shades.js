@@ -1,7 +1,7 @@
 "use strict";
 // Colours for canvases, read from the page's style, and again when the colour scheme changes.
 Syncline.shades = (() => {
-  const LANES = ["step", "data", "forward", "backward", "encode", "exchange", "decode", "update", "wait"];
+  const LANES = ["step", "data", "forward", "backward", "encode", "exchange", "decode", "update", "between", "wait"];
   let current = null;
   const listeners = new Set();
 
