@@ -112,7 +112,7 @@ def shares_of(
     data, update = 0.012, 0.021
     rest = 1 - forward - backward - exchange - wait - encode - data - update
     shares = {"data": data, "forward": forward, "backward": backward, "exposed_encode": encode}
-    shares |= {"exposed_exchange": exchange, "wait": wait, "update": update, "other": max(rest, 0.0)}
+    shares |= {"exposed_exchange": exchange, "wait": wait, "update": update, "between": 0.0, "other": max(rest, 0.0)}
     total = sum(shares.values())
     return {part: shares[part] / total for part in PHASES}
 

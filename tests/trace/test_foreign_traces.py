@@ -57,7 +57,7 @@ def microseconds(spans, lanes):
 
 def test_overlap_of_a_folder_of_profiles_equals_that_of_intervals(gloo):
     source = load(gloo)
-    assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
+    assert source.metadata == {"imported": "torch.profiler", "world_size": 2, "nodes": {"0": "vm", "1": "vm"}}
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
     told = analyze(source)
     assert (told.steps, told.world_size, told.imported) == ((3, 4, 5), 2, "torch.profiler")
@@ -153,7 +153,7 @@ def test_the_command_shows_a_verdict_first(gloo, invoke):
     done = invoke("analyze", gloo)
     assert (done.code, done.err) == (0, "")
     assert done.out.index("verdict: ") < done.out.index("ms per step, mean") < done.out.index("units by exposed time")
-    for word in ("late: rank 1", "start-up:", "critical path of step 4", "bound: ", "note: rank 1 ran on"):
+    for word in ("late: rank 1", "start-up:", "critical path of step 4", "bound: ", "note: ranks 0-1 ran on"):
         assert word in done.out
     told = json.loads(invoke("analyze", gloo, "--json", "--steps", "4:").out)
     assert told["steps"] == {"first": 4, "last": 5, "count": 2, "steady_first": 4}

@@ -1,8 +1,8 @@
 """Writes a trace as Chrome trace JSON, which chrome://tracing and Perfetto open.
 
 One process per rank and one track per lane, process group and stream, with further tracks where spans of a track
-overlap, since they may not. Arrows lead from the last rank to join an exchange to the ranks that waited for it. Counters
-show the bytes in flight and the sending rate.
+overlap, since they may not. Arrows lead from the last rank to join an exchange to the ranks that waited for it.
+Counters show the bytes in flight and the sending rate.
 """
 
 import heapq
