@@ -156,7 +156,7 @@ def test_the_command_shows_a_verdict_first(gloo, invoke):
     for word in ("late: rank 1", "start-up:", "critical path of step 4", "bound: ", "note: ranks 0-1 ran on"):
         assert word in done.out
     told = json.loads(invoke("analyze", gloo, "--json", "--steps", "4:").out)
-    assert told["steps"] == {"first": 4, "last": 5, "count": 2, "steady_first": 4}
+    assert told["steps"] == {"first": 4, "last": 5, "count": 2, "steady_first": 4, "usual": 2}
     assert told["source"] == str(gloo)
 
 
