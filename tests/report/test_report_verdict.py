@@ -63,6 +63,26 @@ def test_equal_runs_are_not_ranked() -> None:
     assert any("within noise" in v.sentence for v in verdicts(results))
 
 
+def test_the_fastest_is_compared_with_all_runs_not_only_with_the_next() -> None:
+    steady, noisy = samples.run("ring", seed=2, step=995.0), samples.run("all-reduce", seed=3, step=1000.0)
+    steady["step_ms_series"] = [995.0 + i % 2 for i in range(40)]
+    noisy["step_ms_series"] = [700.0 if i % 2 else 1300.0 for i in range(40)]
+    best = samples.run("ddp", seed=1, step=985.0)
+    best["step_ms_series"] = [985.0 + i % 2 for i in range(40)]
+    results = samples.results(best, steady, noisy)
+    assert headline(results).startswith("ddp and all-reduce are the fastest, equal within noise")
+    assert "equal to all-reduce within noise" in said(results, "ddp")
+
+
+def test_a_speed_up_beyond_the_ranks_has_no_efficiency() -> None:
+    single, ddp = samples.run("single"), samples.run("ddp")
+    ddp["samples_per_s"] = 14 * single["samples_per_s"]
+    results = samples.results(single, ddp)
+    assert "efficiency." not in headline(results)
+    assert "14.0x the throughput of single" in headline(results)
+    assert "No efficiency is shown: its throughput is 14.0x that of single" in said(results, "ddp")
+
+
 def test_start_up_that_dominates_is_reported_with_its_part() -> None:
     text = said(samples.scaling(), "ddp x4")
     assert "The first epoch takes 22.4 s, 45x a later one" in text
@@ -80,7 +100,10 @@ def test_a_loss_that_overflows_is_reported(bad: float | None) -> None:
 def test_bytes_that_differ_from_theory_are_reported() -> None:
     run = samples.run("ddp")
     run["wire_bytes_per_step"] *= 1.5
-    assert "155% of the formula's bytes" in said(samples.results(run), "ddp")
+    theory = run["wire"]["theory_bytes"] / 1e6
+    text = said(samples.results(run), "ddp")
+    assert f"Its link carried {1.551 * theory:.1f} MB per step, where the formula gives {theory:.1f} MB. " in text
+    assert "The formula counts gradients only" in text
 
 
 def test_oversubscription_and_unshaped_links_are_cautions() -> None:

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
     traced.write(path, "ddp", traced.spans(ranks=3, steps=6), world=4, prediction_ms=7.5)
     traced.write(path, "single", traced.spans(ranks=1, steps=5, late=0), world=1)
-    write_html(samples.results(samples.run("single"), samples.run("ddp")), path / "report.html")
+    write_html(samples.results(samples.run("single", step=200.0), samples.run("ddp")), path / "report.html")
     return path
 
 

@@ -13,6 +13,7 @@ from syncline import __version__
 from syncline.report.figures import bandwidth, one_line, rounded, significant
 from syncline.report.html import render
 from syncline.report.page import parts
+from syncline.report.palette import palette
 from syncline.report.spans import columns
 from syncline.results.file import finite
 from syncline.trace.span import STEP, Span
@@ -23,8 +24,6 @@ _MAX_POINTS = 200
 """Points of a loss curve in a page."""
 _SMOOTH = 20
 """Steps over which a loss curve is averaged."""
-_KINDS = {"compute": 9, "rival": 4, "ours": 0}
-"""Colours of the contestants of `bench overlap`, as numbers in the palette."""
 _SERIES = (("dense", "dense_ms", 9), ("bf16", "bf16_ms", 0), ("best compressed", "ms", 1))
 """Lines of a sweep: name, key in its rows, colour."""
 
@@ -93,13 +92,13 @@ def convergence_page(result: Row, table: Table) -> str:
 def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
     """The page of `bench overlap`: step times beside their bounds, and one step of ours and of the best rival."""
     timed = [row for row in result["rows"] if row["step_ms"] is not None]
+    colors = palette([row["strategy"] for row in timed])
     bars = {
         "id": "steps",
         "kind": "bars",
         "title": "Median step; whiskers: the means of the rounds; upright line: the bound",
-        "rows": [_step_bar(row) for row in timed],
+        "rows": [_step_bar(row, color) for row, color in zip(timed, colors, strict=True)],
     }
-    key = [("compute alone", "s9"), ("torch DDP", "s4"), ("Syncline", "s0")]
     crashes = [
         f"{row['strategy']} crashed on rank {row['error']['rank']}: {one_line(row['error']['summary'])}"
         for row in result["rows"]
@@ -109,7 +108,7 @@ def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
     medians = {row["strategy"]: row["step_ms"] for row in timed}
     return _render(
         result["title"],
-        [Group("Time of a step", [bars], key=key)] if timed else [],
+        [Group("Time of a step", [bars])] if timed else [],
         table,
         spans=[_two_steps(name, result["timelines"][name], medians[name]) for name in shown],
         pair=shown,
@@ -185,14 +184,15 @@ def _render(
 ) -> str:
     """The page as text. `names` are the lines of the charts; `texts` are facts, sentences, cautions and notes."""
     plots = [plot for group in groups for plot in group.plots]
-    runs = [{"label": name} for name in names]
+    runs = [{"label": name, "color": color} for name, color in zip(names, palette(names), strict=True)]
     data = {"parts": parts(), "runs": runs, "plots": plots, "pair": list(pair)}
     page = {"groups": groups, "table": table, "facts": (), "sentences": (), "cautions": (), "notes": (), **texts}
     return render("bench.html.j2", data, spans=spans, charts="plots", title=title, version=__version__, page=page)
 
 
 def _facts(result: Row) -> list[str]:
-    return [f"{key} {value}" for key, value in result["environment"].items()]
+    known = {key: value for key, value in result["environment"].items() if value is not None}
+    return [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
 
 
 def _lines(name: str, title: str, series: Sequence[Row], **options: Any) -> dict[str, Any]:
@@ -216,12 +216,12 @@ def _loss_plot(number: int, row: Row, dense: Row) -> dict[str, Any]:
     return _lines(f"loss-{number}", row["codec"], series, x=x, y=y, cap=rounded(top), height=200)
 
 
-def _step_bar(row: Row) -> dict[str, Any]:
+def _step_bar(row: Row, color: int) -> dict[str, Any]:
     note = f"{significant(row['step_ms'], digits=4)} ms"
     if row["to_bound"] is not None:
         note += f", {row['to_bound']:.2f} of bound"
     return {
-        "color": _KINDS[row["kind"]],
+        "color": color,
         "label": row["strategy"],
         "note": note,
         "value": rounded(row["step_ms"]),

@@ -14,6 +14,7 @@ from syncline.trace.span import PHASES
 
 BASELINE = "single"
 """The strategy others are measured against: one rank, no exchange."""
+_MOST_EFFICIENT = 1.1
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Row:
     interval: tuple[float, float] | None
     speedup: float | None
     efficiency: float | None
+    superlinear: bool
+    """Whether the speed-up exceeds the growth in ranks so far that an efficiency would mean nothing."""
     against: str | None
     wire_ratio: float | None
     final_loss: float | None
@@ -152,12 +155,24 @@ def late_rank(run: Run) -> tuple[int, float] | None:
     return min(waits)[1], max(waits)[0] - min(waits)[0]
 
 
+def ranking(table: Sequence[Row]) -> list[Row]:
+    """Finished runs, the fastest first."""
+    return sorted((row for row in table if row.ok and row.median), key=per_sample)
+
+
+def per_sample(row: Row) -> float:
+    """Median step time divided by the batch, because steps of different batches cannot be ranked by time alone."""
+    return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)
+
+
 def _row(run: Run, label: str, runs: Sequence[Run], names: Sequence[str]) -> Row:
     base = baseline(run, runs)
     single = next((r for r in runs if r["strategy"] == BASELINE and ok(r) and r is not run), None)
     late = late_rank(run)
     series = steady(run)
     losses = run.get("loss", [])
+    scaled = efficiency(run, base)
+    superlinear = scaled is not None and scaled > _MOST_EFFICIENT
     return Row(
         label=label,
         run=run,
@@ -165,7 +180,8 @@ def _row(run: Run, label: str, runs: Sequence[Run], names: Sequence[str]) -> Row
         median=step_median(run),
         interval=stats.median_interval(series) if series else None,
         speedup=speedup(run, base),
-        efficiency=efficiency(run, base),
+        efficiency=None if superlinear else scaled,
+        superlinear=superlinear,
         against=next((n for r, n in zip(runs, names, strict=True) if r is base), None),
         wire_ratio=wire_ratio(run),
         final_loss=finite(losses[-1]) if losses else None,

@@ -150,6 +150,15 @@ def unbroken(text: str) -> str:
     return re.sub(r"-(?=\d)", "-\u2060", text)
 
 
+def word_pieces(name: str) -> list[str]:
+    """A long name cut where a line may end: after a bracket, a comma or a bar, never inside a word.
+
+    >>> word_pieces("syncline(powersgd(rank=4)|bf16)")
+    ['syncline(', 'powersgd(', 'rank=4)|', 'bf16)']
+    """
+    return re.split(r"(?<=[(,|])", name)
+
+
 def one_line(text: object, *, limit: int = 160) -> str:
     """The first line of `text`, printable, cut at `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")

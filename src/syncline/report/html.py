@@ -17,6 +17,7 @@ from syncline import __version__
 from syncline.files import write_text
 from syncline.report import figures
 from syncline.report.page import PARTS, page, parts
+from syncline.report.palette import COLORS
 from syncline.report.panels import Panel, Traces, traces
 from syncline.report.spans import ORDER
 from syncline.results.schema import Results
@@ -36,12 +37,9 @@ SECTIONS = (
 )  # fmt: skip
 """Templates in `assets/sections`, in the page's order. A section without content renders nothing."""
 
-COLORS = 10
-"""Colours in the palette. The eleventh strategy gets the first colour again, with a dashed line."""
-
 _FILTERS = (
     "accuracy", "bandwidth", "between", "duration", "number", "one_line", "percent", "plural", "printable", "seconds",
-    "significant", "size", "times", "unbroken",
+    "significant", "size", "times", "unbroken", "word_pieces",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from syncline.report.compare import Row, parts_ms, rows, share, step_median
 from syncline.report.figures import one_line, rounded
+from syncline.report.palette import palette
 from syncline.report.scaling import curves, start_ups
 from syncline.report.verdict import cautions, headline, verdicts
 from syncline.results.file import finite
@@ -16,7 +17,7 @@ PARTS = {phase: phase.replace("_", " ") for phase in PHASES}
 
 
 def page(results: Results, *, loss_every: int = 20, loss_rows: int = 25) -> dict[str, Any]:
-    """Everything that the template needs; an entry is a run, its place in the palette and the strips of its parts."""
+    """Everything that the template needs; an entry is a run, its colour and the strips of its parts."""
     table = rows(results)
     starts = start_ups(results)
     last = max((len(row.run.get("loss", [])) for row in table), default=0)
@@ -25,14 +26,14 @@ def page(results: Results, *, loss_every: int = 20, loss_rows: int = 25) -> dict
         "headline": headline(results),
         "entries": [
             {
-                "index": index,
+                "color": color,
                 "row": row,
                 "verdict": verdict,
                 "strip": shares_strip(row.run.get("breakdown", {})),
                 "box": _box(row.run, table),
                 "rank_strips": [shares_strip(rank.get("breakdown", {})) for rank in row.run.get("ranks", [])],
             }
-            for index, (row, verdict) in enumerate(zip(table, verdicts(results), strict=True))
+            for row, verdict, color in zip(table, verdicts(results), palette([row.label for row in table]), strict=True)
         ],
         "cautions": [*map(str, results.get("warnings", [])), *cautions(results)],
         "start_ups": starts,
@@ -53,14 +54,15 @@ def parts() -> list[dict[str, str]]:
 def chart_data(results: Results) -> dict[str, Any]:
     """Data of the charts, strict JSON."""
     table = rows(results)
-    index = {id(row.run): i for i, row in enumerate(table)}
+    colors = palette([row.label for row in table])
+    color_of = {id(row.run): color for row, color in zip(table, colors, strict=True)}
     return {
         "parts": parts(),
-        "runs": [_chart_run(row) for row in table],
+        "runs": [_chart_run(row, color) for row, color in zip(table, colors, strict=True)],
         "curves": [
             {
                 "strategy": curve.strategy,
-                "color": index[id(curve.points[-1].run)],
+                "color": color_of[id(curve.points[-1].run)],
                 "points": [
                     {"n": p.world_size, "rate": rounded(p.samples_per_s), "speedup": rounded(p.speedup)}
                     | {"efficiency": rounded(p.efficiency), "whole": rounded(p.whole_speedup)}
@@ -82,8 +84,19 @@ def flatten(table: Any) -> list[tuple[str, str]]:
             dot = f"{name}." if name else ""
             pending += [(f"{dot}{key}", inner) for key, inner in reversed(value.items())]
         elif not isinstance(value, dict):
-            found.append((name, "none" if value is None else str(value)))
+            found.append((name, _printed(value)))
     return found
+
+
+def _printed(value: Any) -> str:
+    """A value of the recipe or the environment as people write it: no brackets, quotes or capital True."""
+    if isinstance(value, list | tuple):
+        return ", ".join(_printed(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_printed(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def shares_strip(parts: Mapping[str, Any], *, whole: float | None = None) -> list[tuple[str, float, float]]:
@@ -109,11 +122,12 @@ def _box(run: Run, table: list[Row]) -> dict[str, float] | None:
     return {key: round(min(100 * (value or 0.0) / top, 100), 2) for key, value in step.items()}
 
 
-def _chart_run(row: Row) -> dict[str, Any]:
+def _chart_run(row: Row, color: int) -> dict[str, Any]:
     run = row.run
     wire = run.get("wire", {})
     return {
         "label": row.label,
+        "color": color,
         "ok": row.ok,
         "loss": [rounded(finite(v)) for v in run.get("loss", [])],
         "times": [rounded(finite(v)) for v in run.get("step_ms_series", [])],

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.report.compare import labels
+from syncline.report.compare import labels, ranking, rows
 from syncline.report.figures import duration, one_line, percent, size
 from syncline.report.page import shares_strip
+from syncline.report.palette import palette
 from syncline.report.spans import LIMIT, columns, excerpt
 from syncline.results.file import finite
 from syncline.results.schema import Results
@@ -46,18 +47,24 @@ class Panel:
     units: tuple[Mapping[str, Any], ...]
     more_units: int
     data: dict[str, Any]
+    color: int | None = None
+    """Its colour in the palette, if the results give it one."""
 
-    def placed(self, label: str, index: int) -> "Panel":
+    def placed(self, label: str, index: int, color: int) -> "Panel":
         """The same run under the name and the colour that the results give it."""
-        return replace(self, label=label, index=index, data=self.data | {"label": label})
+        return replace(self, label=label, index=index, color=color, data=self.data | {"label": label})
 
 
 @dataclass(frozen=True)
 class Traces:
-    """Panels of the runs that have a trace, in the order of the results, and notes about traces that are not shown."""
+    """Panels of the runs that have a trace, in the order of the results, and notes about traces that are not shown.
+
+    The page opens with the panel of number `opened`.
+    """
 
     panels: tuple[Panel, ...] = ()
     notes: tuple[str, ...] = ()
+    opened: int = 0
 
 
 def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) -> Traces:
@@ -70,9 +77,10 @@ def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) ->
     found: list[Panel] = []
     notes: list[str] = []
     runs = results["runs"]
+    names = labels(runs)
     places = {
-        (run.get("strategy"), run.get("world_size")): (label, index)
-        for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True))
+        (run.get("strategy"), run.get("world_size")): (label, index, color)
+        for index, (run, label, color) in enumerate(zip(runs, names, palette(names), strict=True))
     }
     for file in files:
         try:
@@ -89,7 +97,10 @@ def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) ->
                 why = f"cannot read {file.name}: {error.strerror}"
             notes.append(f"{file.parent.name} has no timeline: {why}")
     found.sort(key=lambda one: (one.index < 0, one.index))
-    return Traces(tuple(found), tuple(notes))
+    order = [row.label for row in ranking(rows(results))]
+    # The headline is about the fastest run.
+    by_speed = [number for name in order for number, one in enumerate(found) if one.label == name]
+    return Traces(tuple(found), tuple(notes), opened=by_speed[0] if by_speed else 0)
 
 
 _MAX_CACHED = 32

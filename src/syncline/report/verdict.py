@@ -8,7 +8,7 @@ results always give the same words.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.report.compare import Row, parts_ms, rows, share, workers
+from syncline.report.compare import Row, parts_ms, per_sample, ranking, rows, share, workers
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, seconds, size, times
 from syncline.report.scaling import DOMINATES, start_up
 from syncline.results.file import finite, numbers
@@ -53,7 +53,7 @@ def verdicts(results: Results) -> list[Verdict]:
 def headline(results: Results) -> str:
     """The whole comparison in one sentence."""
     table = rows(results)
-    good = _ranking(table)
+    good = ranking(table)
     crashed = sum(not row.ok for row in table)
     tail = f"; {plural(crashed, 'run')} crashed" if crashed else ""
     if not good:
@@ -63,10 +63,11 @@ def headline(results: Results) -> str:
         return f"{best.label} takes {duration(best.median)} per step (median){tail}."
     gain = ""
     if best.speedup is not None and best.against not in (None, best.label):
-        gain = f", {times(best.speedup)} the throughput of {best.against} at {percent(best.efficiency)} efficiency"
-    if _same(best, good[1]):
-        equal = [best, *[row for row in good[1:] if _same(best, row)]]
-        names = ", ".join(row.label for row in equal[:-1]) + f" and {equal[-1].label}"
+        at = "" if best.efficiency is None else f" at {percent(best.efficiency)} efficiency"
+        gain = f", {times(best.speedup)} the throughput of {best.against}{at}"
+    equal = [best, *_equals(best, good)]
+    if len(equal) > 1:
+        names = _listed([row.label for row in equal])
         if any((row.run["step_ms"]["n"] or 0) < _ENOUGH for row in equal):
             return f"Too few steps to separate {names}: {duration(best.median)} per step (median) at best{gain}{tail}."
         return f"{names} are the fastest, equal within noise: {duration(best.median)} per step (median){gain}{tail}."
@@ -107,16 +108,17 @@ def _crash(row: Row) -> str:
 
 def _place(row: Row, table: Sequence[Row]) -> str:
     """`885 ms per step, the fastest of 4` and the like."""
-    order = _ranking(table)
+    order = ranking(table)
     text = f"{duration(row.median)} per step"
     if len(order) < 2 or row.median is None:
         return text
     best = order[0]
     if row is best:
-        return f"{text}, the fastest of {len(order)}"
+        equal = _listed([other.label for other in _equals(best, order)])
+        return f"{text}, equal to {equal} within noise" if equal else f"{text}, the fastest of {len(order)}"
     if _same(row, best):
         return f"{text}, equal to {best.label} within noise"
-    ratio = times(_per_sample(row) / _per_sample(best))
+    ratio = times(per_sample(row) / per_sample(best))
     if row.run.get("batch") != best.run.get("batch"):
         return f"{text}, {ratio} {best.label}'s time per sample"
     return f"{text}, {ratio} {best.label}'s"
@@ -205,25 +207,25 @@ def _samples(row: Row) -> float | None:
     return batch / workers(row.run) if batch else None
 
 
-def _ranking(table: Sequence[Row]) -> list[Row]:
-    """Finished runs, the fastest first."""
-    return sorted((row for row in table if row.ok and row.median), key=_per_sample)
-
-
-def _per_sample(row: Row) -> float:
-    """Median step time divided by the batch, because steps of different batches cannot be ranked by time alone."""
-    return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)
-
-
 def _reference(row: Row, table: Sequence[Row]) -> Row | None:
     """The run to compare with: the fastest; for the fastest itself, the next one at its world size."""
-    order = _ranking(table)
+    order = ranking(table)
     if len(order) < 2 or row not in order:
         return None
     if row is not order[0]:
         return order[0]
     rivals = [other for other in order[1:] if workers(other.run) == workers(row.run)]
     return rivals[0] if rivals else order[1]
+
+
+def _equals(best: Row, order: Sequence[Row]) -> list[Row]:
+    """The other runs that cannot be separated from the fastest, wherever they are in the order."""
+    return [row for row in order if row is not best and _same(best, row)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _same(one: Row, other: Row) -> bool:
@@ -252,8 +254,19 @@ def _remarks(row: Row) -> list[str]:
             f"Start-up is {percent(start.share)} of this run ({duration(start.total_ms)}), most of it "
             f"{name} ({duration(ms)}): a longer run would show less of it."
         )
+    if row.superlinear:
+        found.append(
+            f"No efficiency is shown: its throughput is {times(row.speedup)} that of {row.against}, more than its ranks"
+            f" explain, so {row.against} was held back by something else (memory, caches, other programs)."
+        )
+    moved, theory = finite(row.run.get("wire_bytes_per_step")), finite(row.run.get("wire", {}).get("theory_bytes"))
     if row.wire_ratio is not None and abs(row.wire_ratio - 1) > 0.15:
-        found.append(f"Its link carried {percent(row.wire_ratio)} of the formula's bytes.")
+        more = "The formula counts gradients only, not buffers, packet headers, acknowledgements and steps of tuning."
+        less = "In some of its steps it sent less than the formula says."
+        found.append(
+            f"Its link carried {size(moved)} per step, where the formula gives {size(theory)}. "
+            f"{more if row.wire_ratio > 1 else less}"
+        )
     planned = row.run.get("planned_at", [])
     if len(planned) > 1:
         again = ", ".join(map(str, planned[1:]))

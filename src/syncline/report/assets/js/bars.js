@@ -5,7 +5,7 @@ Syncline.bars = (() => {
   const ROW = 50;
   const BAR = 22;
 
-  // rows: [{index, label, note, pieces: [{cls, value, name, value text, inside}], tick, range}]; `top` ends the scale.
+  // rows: [{color, label, note, pieces: [{cls, value, name, value text, inside}], tick, range}]; `top` ends the scale.
   const bars = (plot, rows, { width, top, title }) => {
     if (!rows.length) {
       plot.append(html("p", { class: "empty" }, "All strategies are hidden: choose one in the legend."));
@@ -20,7 +20,7 @@ Syncline.bars = (() => {
       const y = i * ROW + 20;
       const name = svg("text", { class: "label", x: 13, y: y - 6 }, row.label);
       root.append(
-        svg("rect", { class: `dot ${colorClass(row.index)}`, x: 0, y: y - 14, width: 9, height: 9, rx: 2 }), name,
+        svg("rect", { class: `dot ${colorClass(row.color)}`, x: 0, y: y - 14, width: 9, height: 9, rx: 2 }), name,
         svg("text", { class: "total", x: width - 1, y: y - 6, "text-anchor": "end" }, row.note),
         svg("rect", { class: "track", x: 0, y, width: width - 2, height: BAR, rx: 3 }));
       shorten(name, row.label, width - 26 - root.lastChild.previousSibling.getComputedTextLength());

@@ -8,8 +8,8 @@
 
   chart("loss", (figure, { plot, width, option }) => {
     legend(figure, having((run) => run.loss.length));
-    const series = shown().filter(({ run }) => run.loss.length).map(({ run, index }) => ({
-      cls: colorClass(index), name: run.label, points: run.loss.map((loss, i) => [i + 1, loss]) }));
+    const series = shown().filter(({ run }) => run.loss.length).map(({ run }) => ({
+      cls: colorClass(run.color), name: run.label, points: run.loss.map((loss, i) => [i + 1, loss]) }));
     lines(plot, series, { width, log: option === "log", xName: "iteration", title: caption(figure),
       format: (value) => text.significant(value), read: (value) => text.significant(value, 5) });
   });
@@ -17,8 +17,8 @@
   chart("time", (figure, { plot, width, option }) => {
     legend(figure, having((run) => run.times.length));
     const runs = shown().filter(({ run }) => run.times.length);
-    const series = runs.map(({ run, index }) => ({
-      cls: colorClass(index), name: run.label, marks: [[1, run.times[0]]],
+    const series = runs.map(({ run }) => ({
+      cls: colorClass(run.color), name: run.label, marks: [[1, run.times[0]]],
       points: run.times.slice(1).map((ms, i) => [i + 2, ms]) }));
     // The axis covers the steady state; rare spikes and first steps may be beyond it.
     const cap = Math.max(...runs.map(({ run }) => {
@@ -35,8 +35,8 @@
     const inTime = option === "milliseconds";
     const values = (run) => (inTime ? run.ms : run.shares);
     const total = (run) => Object.values(values(run)).reduce((sum, value) => sum + value, 0);
-    bars(plot, runs.map(({ run, index }) => ({
-      index, label: run.label, note: text.duration(run.median ?? 0),
+    bars(plot, runs.map(({ run }) => ({
+      color: run.color, label: run.label, note: text.duration(run.median ?? 0),
       pieces: data.parts.filter(({ key }) => values(run)[key] > 0).map(({ key, name }) => ({
         cls: `p-${key}`, value: values(run)[key], inside: inTime ? text.significant(run.ms[key]) : text.percent(run.shares[key]),
         rows: [{ cls: `p-${key}`, name, value: `${text.duration(run.ms[key])}, ${text.percent(run.shares[key])}` }],
@@ -48,14 +48,14 @@
     const moves = (run) => run.wire.bytes !== null || run.wire.theory !== null;
     legend(figure, having(moves));
     const runs = shown().filter(({ run }) => moves(run));
-    bars(plot, runs.map(({ run, index }) => {
+    bars(plot, runs.map(({ run }) => {
       const { bytes, theory, formula, measured } = run.wire;
       const moved = bytes ?? theory ?? 0;
       const says = theory ? `${formula ? `${formula} = ` : ""}${text.size(theory)}` : "";
-      const note = moved === 0 ? "nothing" : measured && theory ? `${text.size(moved)}, ${text.percent(moved / theory)} of ${says}` : says || text.size(moved);
-      const rows = [{ cls: colorClass(index), name: measured ? "counted" : "formula", value: text.size(moved) }];
+      const note = moved === 0 ? "nothing" : measured && theory ? `${text.size(moved)}, ${moved < 2 * theory ? text.percent(moved / theory) : text.times(moved / theory)} of ${says}` : says || text.size(moved);
+      const rows = [{ cls: colorClass(run.color), name: measured ? "counted" : "formula", value: text.size(moved) }];
       if (measured && theory) rows.push({ cls: "theory", name: formula || "theory", value: text.size(theory) });
-      return { index, label: run.label, note, tick: theory, pieces: [{ cls: `${colorClass(index)}${measured ? "" : " hollow"}`, value: moved, rows }] };
+      return { color: run.color, label: run.label, note, tick: theory, pieces: [{ cls: `${colorClass(run.color)}${measured ? "" : " hollow"}`, value: moved, rows }] };
     }), { width, top: Math.max(...runs.map(({ run }) => Math.max(run.wire.bytes ?? 0, run.wire.theory ?? 0))), title: caption(figure) });
   });
 

@@ -19,6 +19,9 @@ const Syncline = (() => {
   const html = build((tag) => document.createElement(tag));
   const svg = build((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
 
+  // A long name may break after a bracket, a comma or a bar, never inside a word.
+  const pieces = (name) => name.split(/(?<=[(,|])/).flatMap((piece, i) => (i ? [html("wbr"), piece] : [piece]));
+
   const significant = (value, digits = 3) => {
     if (value === 0) return "0";
     if (Math.abs(value) >= 10 ** (digits - 1)) return value.toFixed(0);
@@ -41,7 +44,7 @@ const Syncline = (() => {
     bandwidth: (bits) => scaled(bits, [["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3], ["bit/s", 1]]),
   };
 
-  const colorClass = (index) => `s${index % COLORS}${index >= COLORS ? " again" : ""}`;
+  const colorClass = (color) => `s${color % COLORS}${color >= COLORS ? " again" : ""}`;
   const shown = () => data.runs.map((run, index) => ({ run, index })).filter(({ index }) => !hidden.has(index));
 
   // One legend state for the page: a strategy switched off in one chart is off in all.
@@ -60,9 +63,9 @@ const Syncline = (() => {
     const focused = box.contains(document.activeElement) ? document.activeElement.dataset.run : null;
     box.replaceChildren(...indices.map((index) => {
       const chip = html("button", {
-        type: "button", class: `chip ${colorClass(index)}`, "data-run": index,
+        type: "button", class: `chip ${colorClass(data.runs[index].color)}`, "data-run": index,
         "aria-pressed": String(!hidden.has(index)), title: "click: show or hide; shift-click: show this one alone",
-      }, html("span", { class: `swatch ${colorClass(index)}`, "aria-hidden": "true" }), html("bdi", {}, data.runs[index].label));
+      }, html("span", { class: `swatch ${colorClass(data.runs[index].color)}`, "aria-hidden": "true" }), html("bdi", {}, pieces(data.runs[index].label)));
       chip.addEventListener("click", (event) => toggle(index, event.shiftKey));
       return chip;
     }));
@@ -108,5 +111,5 @@ const Syncline = (() => {
   };
   const drawAll = () => document.querySelectorAll("[data-chart]").forEach(draw);
 
-  return { data, hidden, html, svg, text, colorClass, shown, legend, readout, perFrame, chart, draw, drawAll };
+  return { data, hidden, html, svg, pieces, text, colorClass, shown, legend, readout, perFrame, chart, draw, drawAll };
 })();

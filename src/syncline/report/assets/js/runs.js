@@ -1,5 +1,5 @@
 "use strict";
-// Opens the timelines (the first at once, others when their tab is chosen), sorts tables, and searches for a clicked name.
+// Opens the timelines (the one that is shown at once, others when their tab is chosen), sorts tables, and searches for a clicked name.
 Syncline.timelines = (() => {
   const opened = new Map();
   const panels = [...document.querySelectorAll(".run")];
@@ -56,11 +56,12 @@ Syncline.timelines = (() => {
     });
   }
 
-  if (panels.length) open(0);
+  const first = Math.max(0, panels.findIndex((panel) => !panel.hidden));
+  if (panels.length) open(first);
   const two = document.getElementById("two");
   if (two && panels.length) {
     const runs = panels.map((panel, number) => ({ number, label: tabs[number]?.querySelector("bdi").textContent ?? "this run" }));
-    if (runs.length > 1 || open(0).set.steps.length > 1) Syncline.pair.open(two, runs);
+    if (runs.length > 1 || open(first).set.steps.length > 1) Syncline.pair.open(two, runs);
   }
   return opened;
 })();

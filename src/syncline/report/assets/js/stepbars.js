@@ -2,7 +2,7 @@
 // The partition of every step on every rank as stacked bars: one row per rank, one column per step. A click shows the step.
 Syncline.stepbars = (() => {
   const { text, readout, shades } = Syncline;
-  const GUTTER = 58;
+  const GUTTER = 96;
   const MOST = 32; // maximum number of ranks with a row
 
   // rows: [[rank, step, ms of each part ...]]
@@ -20,6 +20,8 @@ Syncline.stepbars = (() => {
     const top = Math.min(sums[sums.length - 1], sums[Math.floor(sums.length / 2)] * 2.2) || 1;
     const height = Math.max(11, Math.min(40, Math.floor(260 / ranks.length)));
     const box = readout(figure.querySelector(".plot"));
+    const cut = sums[sums.length - 1] > top ? "; longer steps are cut off at the top" : "";
+    figure.querySelector(".note").textContent = `The height of a row is ${text.duration(top)}${cut}.`;
     let [current, focused] = [null, null];
 
     const width = () => figure.querySelector(".plot").clientWidth;
@@ -37,6 +39,12 @@ Syncline.stepbars = (() => {
         const base = line * (height + 4) + height;
         ctx.fillStyle = colours.soft;
         if (height >= 11) ctx.fillText(`rank ${rank}`, 0, base - height / 2);
+        if (line === 0 || height >= 24) {
+          ctx.textAlign = "right";
+          ctx.fillText(text.duration(top), GUTTER - 4, base - height + 6);
+          if (height >= 24) ctx.fillText("0", GUTTER - 4, base - 5);
+          ctx.textAlign = "left";
+        }
         ctx.fillStyle = colours.track;
         ctx.fillRect(GUTTER, base - height, w - GUTTER, height);
         let last = -1;
