@@ -413,6 +413,12 @@ def on_coalesced_broadcast(around: Callable[..., Any]) -> Callable[[], None]:
     return replace_function(dist, "_broadcast_coalesced", around)
 
 
+def around_buffers(model: Any, around: Callable[..., Any]) -> None:
+    """Put `around` in place of the broadcast of the buffers of one DistributedDataParallel, for its whole life."""
+    original = model._distributed_broadcast_coalesced
+    model._distributed_broadcast_coalesced = functools.partial(around, original)
+
+
 def on_every_wait(around: Callable[..., Any]) -> Callable[[], None]:
     """Put `around` in place of `Work.wait`, which Python code calls; torch's collectives that block call it too."""
     return replace_function(dist.Work, "wait", around)

@@ -47,7 +47,7 @@ def test_results_are_bit_identical_and_no_hook_is_left(tmp_path, kind, world, vi
             mine = [s for s in source.spans if s.rank == rank]
             steps = partition(mine)
             assert list(steps) == [0, 1, 2]
-            for lane in ("data", "forward", "backward", "exchange", "update"):
+            for lane in ("between", "forward", "backward", "exchange", "update"):
                 assert spans_of(source, rank, lane, 1), (rank, lane)
             moved = {s.unit: s.bytes for s in spans_of(source, rank, "exchange", 1)}
             sizes = {"bf16": LAYER_BYTES // 2}

@@ -1,6 +1,7 @@
 """One conformance suite: every registered strategy passes the same tests; a new one adds a line to `SPECS`."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -244,3 +245,25 @@ def test_theory_of_the_wire():
     assert traffic("server(servers=2)").serial == size
     assert traffic("ddp-powersgd(rank=2)").serial == 2 * 3 / 4 * (2 * 110 + 24) * 4
     assert traffic("single", workers=1).serial == 0
+
+
+def _late_for_buffers(rank, world_size):
+    recorder = Recorder(rank=rank)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    context = Context(rank=rank, workers=world_size, recorder=recorder, group=torch.distributed.group.WORLD)
+    synchroniser = load("ddp").attach(model, context)
+    synchroniser.module(torch.ones(4, 4))
+    if rank == 0:
+        time.sleep(0.05)
+    with recorder.span("forward"):
+        synchroniser.module(torch.ones(4, 4))
+    synchroniser.close()
+    forward = sum(span.end - span.start for span in recorder.spans() if span.lane == "forward")
+    buffers = [span.end - span.start for span in recorder.spans() if span.unit == "buffers"]
+    return forward / 1e6, buffers[-1] / 1e6
+
+
+def test_waiting_for_buffers_inside_forward_is_no_forward_work_with_ddp():
+    (_, _), (forward, buffers) = run_ranks(_late_for_buffers, 2)
+    assert buffers > 40
+    assert forward < 30

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from syncline._compat import GradBucket
+from syncline._compat import GradBucket, around_buffers
 from syncline.errors import UsageError
 from syncline.train.strategies.base import Context, RingTrafficStrategy, Synchroniser, Traffic, ring_traffic, strategy
 
@@ -39,6 +39,7 @@ class _Ddp(Synchroniser):
         self._hook, self._state = strategy.hook, strategy.state(context)
         self._last_launch: Any = None
         self.module.register_comm_hook(None, self._recorded)
+        around_buffers(self.module, self._send_buffers)
 
     def backward(self, loss: Tensor) -> None:
         self._last_launch = None
@@ -51,6 +52,17 @@ class _Ddp(Synchroniser):
     def synchronise_buffers(self) -> None:
         for buffer in self._plain.buffers():
             dist.broadcast(buffer, src=0, group=self.context.group)
+
+    def _send_buffers(
+        self, broadcast: Callable[..., None], buffers: Sequence[Tensor], *args: Any, **kwargs: Any
+    ) -> None:
+        """Inside forward, where a late rank is waited for: that is no forward work."""
+        begin = self.recorder.mark("exchange")
+        broadcast(buffers, *args, **kwargs)
+        end = self.recorder.mark("exchange")
+        size = sum(buffer.nbytes for buffer in buffers)
+        self.recorder.add("exchange", "broadcast", begin, end, unit="buffers", bytes=size)
+        self.recorder.add_blocked(begin, end)
 
     def _recorded(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         start = self._last_launch = self.recorder.mark("exchange")
