@@ -23,7 +23,10 @@ LIVE_COST = 0.003
 """The largest share of the run's time that computing live phases may take."""
 Progress = Callable[[dict[str, Any]], None]
 
-_LIVE_NAMES = {"exposed_encode": "encode", "exposed_exchange": "exchange and wait", "wait": "exchange and wait"}
+_LIVE_NAMES = {
+    "exposed_encode": "encode", "exposed_exchange": "exchange and wait", "wait": "exchange and wait",
+    "between": "other",
+}  # fmt: skip
 _FIRST_BUDGET_S, _LARGEST_BUDGET_S = 0.002, 0.05
 _LIVE_STEPS = 20  # of the rows written at once, the last ones get live phases
 
