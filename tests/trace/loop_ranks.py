@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+import syncline
 from syncline.trace import recording
 
 LATE_S, STEPS, BATCH, WIDTH = 0.03, 9, 4, 16
@@ -88,8 +89,8 @@ def gan(rank, path):
     return critic.module[2].slept
 
 
-def mesh(rank, path, slow):
-    """A 2 x 2 mesh: an all-reduce inside forward in pairs (0, 1) and (2, 3), and DDP across the pairs."""
+def mesh(rank, path, slow, *, attached=False):
+    """A 2 x 2 mesh: an all-reduce inside forward in pairs (0, 1) and (2, 3), and gradients across the pairs."""
     torch.manual_seed(0)
     pairs = [dist.new_group(members) for members in ([0, 1], [2, 3])]
     across = [dist.new_group(members) for members in ([0, 2], [1, 3])]
@@ -101,10 +102,15 @@ def mesh(rank, path, slow):
             return y
 
     delay = Slow(LATE_S if rank in slow else 0.0)
-    model = DistributedDataParallel(nn.Sequential(delay, Parallel(WIDTH, WIDTH)), process_group=across[rank % 2])
+    model = nn.Sequential(delay, Parallel(WIDTH, WIDTH))
+    if not attached:
+        model = DistributedDataParallel(model, process_group=across[rank % 2])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sync = syncline.attach(model, optimizer, process_group=across[rank % 2], tune=False) if attached else None
     with recording(model, optimizer, path=path):
         train(model, optimizer, Samples(0.0))
+    if sync is not None:
+        sync.close()
     return delay.slept
 
 
@@ -130,5 +136,6 @@ def loops(rank, world, folder):
         "gan": gan(rank, folder / "gan"),
         "one": mesh(rank, folder / "one", {3}),
         "pair": mesh(rank, folder / "pair", {2, 3}),
+        "attached": mesh(rank, folder / "attached", {3}, attached=True),
         "sharded": sharded(rank, folder / "sharded"),
     }

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from syncline._compat import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
+from syncline.trace.span import group_label
 
 GroupLike = dist.ProcessGroup | DeviceMesh | None
 """The ranks that take part, as users give them."""
@@ -74,6 +75,12 @@ class Groups:
     def ranks(self) -> list[int]:
         """The global ranks of the members."""
         return dist.get_process_group_ranks(self.parent)
+
+    @property
+    def label(self) -> str:
+        """The name of the group in traces; empty for the world."""
+        name = str(getattr(self.parent, "group_name", ""))
+        return "" if self.parent is dist.group.WORLD else group_label(name[:8], self.ranks)
 
     @property
     def rank(self) -> int:

@@ -82,7 +82,7 @@ class Sync:
         parameters = dict(model.named_parameters())
         named = [(shape.name, parameters[shape.name]) for shape in shapes]
         self.slots: Sequence[Slot] = [Slot(n, p, i, p.detach()) for i, (n, p) in enumerate(named)]
-        self.recorder = recorder or process_recorder(device)
+        self.recorder = recorder or process_recorder(device, group=self.groups.label)
         self._counted = recorder is None
         self._said: set[str] = set()
         scripted, complex_ = (

@@ -304,7 +304,7 @@ class _BucketExchange:
         if self._closed:
             raise UsageError("this hook's state is closed: register a new syncline.ddp_hook on a new DDP model")
         if self._executor is None:
-            recorder = process_recorder(device)
+            recorder = process_recorder(device, group=self.groups.label)
             if device.type == "cuda":
                 self._executor = _BucketStreams(recorder, device, peers=self._peers)
             else:

@@ -32,7 +32,7 @@ def straggler(facts: Facts) -> Finding | None:
     late = facts.straggler
     if late is None:
         return None
-    gains = mean_or_zero(late.gains)
+    gains = late.gain_ms
     name, several = f"{late.name[0].upper()}{late.name[1:]}", len(late.ranks) > 1
     longer = sum(ms for ms in late.excess.values() if ms > 0)
     named = sorted((p for p, ms in late.excess.items() if ms >= _ALSO * longer > 0), key=lambda p: -late.excess[p])

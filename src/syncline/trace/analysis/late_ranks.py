@@ -28,7 +28,7 @@ _Waits = Mapping[int, Mapping[tuple[int, int], float]]  # by late rank, by step 
 class LateRanks:
     """Ranks that others waited for, one or several: `wait_ms` per step on each other rank, `share` of all such waits.
 
-    excess: by phase, how much longer than the others they took before they joined. gains: for each steady step, the
+    excess: by phase, how much longer than the others they took before they joined. gains: for each usual step, the
     time that all other ranks waited; without the delay the step would be that much shorter.
     """
 
@@ -37,6 +37,8 @@ class LateRanks:
     wait_ms: float
     excess: dict[str, float]
     gains: tuple[float, ...]
+    gain_ms: float = 0.0
+    """What every other rank waits per step, at least. An exchange that reaches into the next step may count there."""
     where: str = ""
     """What several ranks have in common: their host or their process group."""
 
@@ -87,8 +89,10 @@ def late_ranks(
         by_step = [[sum(of.get((step, other), 0.0) for of in mine) for other in others] for step in steps]
         own = sum(map(sum, by_step))
         gains = tuple(min(of, default=0.0) / 1e6 for of in by_step)
-        each = own / 1e6 / max(1, len(others)) / max(1, len(steps))
-        return LateRanks(ranks, own / whole, each, {}, gains, where)
+        means = [mean_or_zero(column) / 1e6 for column in zip(*by_step, strict=True)]
+        return LateRanks(
+            ranks, own / whole, mean_or_zero(means), {}, gains, gain_ms=min(means, default=0.0), where=where
+        )
 
     def explained(one: LateRanks) -> LateRanks:
         return replace(one, excess=_excess(trace, kept, one.ranks)) if trace.has_compute else one
@@ -107,8 +111,8 @@ def late_ranks(
         if together and sum(totals.get(rank, 0.0) for rank in ranks) >= SHARE * whole:
             one = late(ranks, where)
             candidates += [one] if one.share >= SHARE else []
-    most = max((mean_or_zero(one.gains) for one in candidates), default=0.0)
-    enough = [one for one in candidates if mean_or_zero(one.gains) >= _NEARLY * most]
+    most = max((one.gain_ms for one in candidates), default=0.0)
+    enough = [one for one in candidates if one.gain_ms >= _NEARLY * most]
     straggler = min(enough, key=lambda one: (len(one.ranks), not one.where, -one.share), default=None)
     shown = [explained(one) if place < _EXPLAINED else one for place, one in enumerate(single)]
     return tuple(shown), None if straggler is None else explained(straggler)

@@ -46,6 +46,8 @@ class Recorder:
         self.dropped = 0
         self.engines = 0
         """How many engines add their spans here."""
+        self.engine_group = ""
+        """The process group of exchanges that do not name theirs: the engines'."""
         self.cpu_times = StepCpuTimes()
         """CPU time of each step; marks of the lane `step` start and end it."""
         self._rows: deque[_Row] = deque(maxlen=capacity)
@@ -83,15 +85,15 @@ class Recorder:
         unit: str = "",
         bytes: int = 0,
         step: int = -1,
-        group: str = "",
+        group: str | None = None,
     ) -> None:
-        """Add a span between two marks; `step` defaults to the current one.
+        """Add a span between two marks; `step` defaults to the current one, `group` to that of the engines.
 
         Nothing is added where a mark is None: it was taken while nothing was recorded.
         """
         if not self.enabled or start is None or end is None:
             return
-        row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes, group)
+        row = (lane, name, unit, self.step if step < 0 else step, start, end, bytes, self._group(lane, group))
         if lane == STEP:
             self._steps.append(row)  # in a buffer of their own, so that no step time is dropped with other spans
             self._step_count += 1
@@ -102,7 +104,7 @@ class Recorder:
         self._rows.append(row)
 
     def add_ending_now(
-        self, lane: str, name: str, start: Mark, *, unit: str, bytes: int, step: int, group: str = ""
+        self, lane: str, name: str, start: Mark, *, unit: str, bytes: int, step: int, group: str | None = None
     ) -> None:
         """Add a span that ends now. Works from other threads, and shortly after recording was switched off."""
         if start is None or (isinstance(start, int) and start < self._restarted_ns):
@@ -110,7 +112,10 @@ class Recorder:
         end = self._now(lane)
         if end is not None:
             self.dropped += len(self._rows) == self._rows.maxlen
-            self._rows.append((lane, name, unit, step, start, end, bytes, group))
+            self._rows.append((lane, name, unit, step, start, end, bytes, self._group(lane, group)))
+
+    def _group(self, lane: str, given: str | None) -> str:
+        return given if given is not None else self.engine_group if lane == "exchange" else ""
 
     def add_blocked(self, start: Mark, end: Mark) -> None:
         """The training thread (on CUDA: its stream) was blocked, so it did no forward, backward or data work."""
@@ -204,10 +209,16 @@ def _rows_from(rows: deque[_Row], first_step: int) -> list[_Row]:
 _SHARED: dict[torch.device, Recorder] = {}
 
 
-def process_recorder(device: torch.device, *, engine: bool = True) -> Recorder:
-    """The recorder that all engines of this process on a device share, switched off until a recording starts."""
+def process_recorder(device: torch.device, *, engine: bool = True, group: str = "") -> Recorder:
+    """The recorder that all engines of this process on a device share, switched off until a recording starts.
+
+    `group`: the label of the engine's process group, empty for all ranks.
+    """
     if device not in _SHARED:
         _SHARED[device] = Recorder(device=device, enabled=False, start_clock=False)
     found = _SHARED[device]
+    if engine:
+        # Engines of several groups in one process cannot be told apart here.
+        found.engine_group = group if not found.engines or found.engine_group == group else ""
     found.engines += engine
     return found
