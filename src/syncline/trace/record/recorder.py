@@ -218,7 +218,7 @@ def process_recorder(device: torch.device, *, engine: bool = True, group: str = 
         _SHARED[device] = Recorder(device=device, enabled=False, start_clock=False)
     found = _SHARED[device]
     if engine:
-        # Engines of several groups in one process cannot be told apart here.
+        # Spans do not say which engine added them, so engines of several groups share no label.
         found.engine_group = group if not found.engines or found.engine_group == group else ""
     found.engines += engine
     return found
