@@ -81,7 +81,8 @@ def test_overlap_of_a_folder_of_nccl_profiles_equals_that_of_kernels(tmp_path):
     for path in NCCL:
         shutil.copy(path, tmp_path)
     source = load(tmp_path)
-    assert source.metadata == {"imported": "torch.profiler", "world_size": 2}
+    assert (source.metadata["imported"], source.metadata["world_size"]) == ("torch.profiler", 2)
+    assert list(source.metadata["gpu"]) == ["0", "1"]
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
     told = analyze(source)
     assert (told.steps, told.steady_first, told.world_size) == ((3, 4, 5), 3, 2)

@@ -80,7 +80,6 @@ def test_overlap_of_a_real_nccl_run_is_that_of_its_kernels(rank):
     transfers, work = device_work(NCCL[rank])
     assert len(transfers) == 11
     assert found == pytest.approx(hidden_share(transfers, work), rel=0.001)
-    assert found == pytest.approx(hidden_share(transfers, work, gap=0.0), abs=0.002), "whatever gaps are"
     assert 0.001 < found < 0.02, "two ranks take turns on one GPU: next to nothing runs beside a transfer"
 
 
@@ -169,8 +168,8 @@ def test_kernels_take_the_lane_of_their_launch_and_nccl_kernels_are_exchanges(tm
     ]  # fmt: skip
     found = import_files(kineto(tmp_path / "t.json", events, rank=3, world=4))
     assert lanes(found.spans[3]) == [
-        ("step", 0, 1000), ("data", 1, 20), ("data", 25, 40), ("forward", 60, 200), ("backward", 200, 500),
-        ("exchange", 400, 800), ("update", 800, 900),
+        ("step", 0, 1000), ("data", 1, 20), ("data", 25, 40), ("forward", 60, 160), ("forward", 161, 200),
+        ("backward", 200, 500), ("exchange", 400, 800), ("update", 800, 900),
     ]  # fmt: skip
     (sent,) = [s for s in found.spans[3] if s.lane == "exchange"]
     assert (sent.name, sent.bytes, sent.step) == ("all-reduce", 200, 4)

@@ -23,23 +23,16 @@ def raw(path):
 
 
 def device_work(path):
-    """What a fixture's GPU did, (start, end) in microseconds: NCCL's kernels, and all else but inputs on their way."""
-    events = [e for e in raw(path)["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    ours = [e for e in events if "HtoD" not in e["name"]]
-    rows = [(e["name"].startswith("nccl"), (e["ts"], e["ts"] + e["dur"])) for e in ours]
+    """What a fixture's GPU did, (start, end) in microseconds: NCCL's kernels, and other kernels. Copies are neither."""
+    events = [e for e in raw(path)["traceEvents"] if e.get("cat") == "kernel"]
+    rows = [(e["name"].startswith("nccl"), (e["ts"], e["ts"] + e["dur"])) for e in events]
     return sorted(row for nccl, row in rows if nccl), sorted(row for nccl, row in rows if not nccl)
 
 
-def hidden_share(transfers, work, *, gap=5.0):
-    """The share of the transfers' time under the work; gaps of a busy stream up to `gap` microseconds count as work."""
-    closed = []
-    for start, end in work:
-        if closed and start - closed[-1][1] <= gap:
-            closed[-1] = (closed[-1][0], max(end, closed[-1][1]))
-        else:
-            closed.append((start, end))
-    whole = sum(end - start for start, end in transfers)  # NCCL's kernels follow one another on one stream
-    under = sum(max(0.0, min(e, to) - max(s, at)) for s, e in transfers for at, to in closed)
+def hidden_share(transfers, work):
+    """The share of the transfers' time under the work; kernels of one stream follow one another."""
+    whole = sum(end - start for start, end in transfers)
+    under = sum(max(0.0, min(e, to) - max(s, at)) for s, e in transfers for at, to in work)
     return under / whole
 
 

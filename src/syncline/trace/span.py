@@ -73,6 +73,11 @@ class Span:
         return cls(rank, *row)
 
 
+def is_copy(span: Span) -> bool:
+    """Whether a GPU copied or filled memory here, which is not compute."""
+    return span.name.startswith(("Memcpy", "Memset"))
+
+
 def device_track(span: Span) -> str:
     """The process group and the stream of a span, as the name of its track in a lane; empty where both are unknown.
 

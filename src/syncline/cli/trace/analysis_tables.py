@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from syncline.cli.trace.gpu_tables import print_gpu
 from syncline.report.figures import Columns, bandwidth, one_line, percent, plural, printable, size, tabulate
 from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show, simple_table
 from syncline.results.schema import Results
 from syncline.trace.analysis.analyze import Analysis
-from syncline.trace.analysis.critical_path import PathSegment
 from syncline.trace.analysis.findings import Finding
 from syncline.trace.span import PHASES
 
@@ -36,12 +36,14 @@ def print_run(console: Console, analysis: Analysis, source: str, *, top: int, st
     _verdict(console, analysis)
     console.print(_breakdown(analysis) if console.width >= _NARROW else _breakdown_by_phase(analysis))
     _exchanges(console, analysis)
+    if analysis.gpu is not None:
+        print_gpu(console, analysis.gpu, top=top)
     if analysis.units:
         console.print(_units(analysis, top, wide=console.width >= _WIDE))
     _startup(console, analysis)
     if start is not None:
         _outside_steps(console, start)
-    _path(console, analysis.critical_path, analysis.critical_step, top)
+    _path(console, analysis, top)
     _bound(console, analysis)
     for note in analysis.notes:
         _line(console, f"note: {note}")
@@ -107,14 +109,15 @@ def _breakdown(analysis: Analysis) -> Table:
     if len(analysis.ranks) > _MOST_RANKS:
         rows.append([f"... {len(analysis.ranks) - _MOST_RANKS} more"])
     rows.append(["share", "", *(percent(analysis.breakdown[phase]) for phase in phases)])
-    return simple_table("ms per step, mean", ["rank", "step", *(_SHORT[phase] for phase in phases)], rows)
+    heads = ["idle" if phase == "other" and analysis.gpu is not None else _SHORT[phase] for phase in phases]
+    return simple_table("ms per step, mean", ["rank", "step", *heads], rows)
 
 
 def _breakdown_by_phase(analysis: Analysis) -> Table:
     """The breakdown for a narrow terminal: one row per phase, one column for each of the first ranks."""
     shown = analysis.ranks[:3]
     rows = [
-        [_long(phase), *(_ms(rank.breakdown_ms[phase]) for rank in shown), percent(analysis.breakdown[phase])]
+        [_long(phase, analysis), *(_ms(rank.breakdown_ms[phase]) for rank in shown), percent(analysis.breakdown[phase])]
         for phase in _seen([analysis.breakdown])
     ]
     rows.append(["step", *(_ms(rank.step_ms["mean"]) for rank in shown), ""])
@@ -148,7 +151,7 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
         )
     together = [analysis.straggler] if analysis.straggler and len(analysis.straggler.ranks) > 1 else []
     for late in (*together, *analysis.late[:4]):
-        doing = f", in {_long(late.doing)}" if late.doing else ""
+        doing = f", in {_long(late.doing, analysis)}" if late.doing else ""
         _line(console, f"late: {late.name}, {percent(late.share)} of waits, {_ms(late.wait_ms)} ms per step{doing}")
     console.print()
 
@@ -175,7 +178,7 @@ def _startup(console: Console, analysis: Analysis) -> None:
     if start.extra_ms < _NEGLIGIBLE_START * start.steady_ms:
         _line(console, "start-up: none, the first step takes no longer than others")
         return
-    reasons = ", ".join(f"{_long(phase)} {_ms(ms)}" for phase, ms in start.causes[:4])
+    reasons = ", ".join(f"{_long(phase, analysis)} {_ms(ms)}" for phase, ms in start.causes[:4])
     first = f"the first {start.steps} steps take" if start.steps > 1 else "the first step takes"
     _line(
         console,
@@ -192,12 +195,13 @@ def _outside_steps(console: Console, start: StartUp) -> None:
         _line(console, f"epochs: {start.first_epoch_s:.1f} s the first, {start.later_epoch_s:.1f} s each later one")
 
 
-def _path(console: Console, pieces: Sequence[PathSegment], step: int, top: int) -> None:
+def _path(console: Console, analysis: Analysis, top: int) -> None:
     """The longest parts of the critical path in the order of time; the short ones are summed up."""
+    pieces, step = analysis.critical_path, analysis.critical_step
     least = 0.01 * sum(piece.ms for piece in pieces)
     longest = sorted((n for n, piece in enumerate(pieces) if piece.ms >= least), key=lambda n: -pieces[n].ms)[:top]
     named = [(pieces[place], f" {pieces[place].unit}".rstrip()) for place in sorted(longest)]
-    shown = [f"rank {piece.rank} {_long(piece.lane)}{unit} {_ms(piece.ms)}" for piece, unit in named]
+    shown = [f"rank {piece.rank} {_long(piece.lane, analysis)}{unit} {_ms(piece.ms)}" for piece, unit in named]
     rest = sum(piece.ms for place, piece in enumerate(pieces) if place not in set(longest))
     more = f" (+ {_ms(rest)} ms in {len(pieces) - len(longest)} short pieces)" if len(pieces) > len(longest) else ""
     _line(console, f"critical path of step {step}, ms: {' > '.join(shown)}{more}")
@@ -221,8 +225,9 @@ def _line(console: Console, text: str) -> None:
     console.print(Text(printable(text).replace("\n", " ")), soft_wrap=not console.is_terminal)
 
 
-def _long(phase: str) -> str:
-    return _LONG.get(phase, phase)
+def _long(phase: str, analysis: Analysis) -> str:
+    """A phase or lane in words. All kernels of a GPU are recorded: its other time is idle."""
+    return "idle" if phase == "other" and analysis.gpu is not None else _LONG.get(phase, phase)
 
 
 def _ms(value: float) -> str:

@@ -12,6 +12,7 @@ from syncline.trace.analysis.breakdown import Bound, Breakdown, bound, breakdown
 from syncline.trace.analysis.cpu_load import host_loads
 from syncline.trace.analysis.critical_path import PathSegment, critical_path, typical_step
 from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.gpu_use import GpuUse, gpu_use
 from syncline.trace.analysis.late_ranks import LateRanks, late_ranks
 from syncline.trace.analysis.network import NetworkUse, network_use
 from syncline.trace.analysis.overlap import hidden_by, hidden_share
@@ -63,6 +64,8 @@ class Analysis:
     bound: Bound
     queue_ms: float | None = None
     """Ms per step that the training thread of the rank that was waited for was ready to run but had no core."""
+    gpu: GpuUse | None = None
+    """How the GPUs are used; None if the trace shows no kernels."""
     imported: str | None = None
     """The tool that wrote the trace, if it was not Syncline."""
 
@@ -107,6 +110,7 @@ class Analysis:
             "critical_step": self.critical_step,
             "queue_ms": self.queue_ms,
             "bound": asdict(self.bound),
+            "gpu": None if self.gpu is None else self.gpu.as_json(),
         }
 
     def _exchanges(self) -> dict[str, Any]:
@@ -168,6 +172,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         known_between={name: ms for name, ms in known.items() if KNOWN[name] == "between"},
         long=long_steps(prepared, steady, sorted(set(whole) - set(steady))),
         waits_known=trace.waits_unknown is None,
+        gpu=gpu_use(prepared, steady, about),
     )
     chosen, findings = verdict(facts)
     rows, thinned = per_step(prepared, most=_ROWS)
@@ -197,6 +202,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         critical_step=step,
         bound=limit,
         queue_ms=max((mean_or_zero(host.delay_ms) for host in facts.loads if host.delay_ms), default=None),
+        gpu=facts.gpu,
         imported=str(about["imported"]) if "imported" in about else None,
     )
 

@@ -6,7 +6,9 @@ A new cause: write a function here (or elsewhere) with the decorator `@cause`.
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syncline.stats import mean_or_zero, two_standard_errors
-from syncline.trace.analysis.findings import Facts, Finding, scaled, words
+from syncline.trace.analysis.findings import Facts, Finding, scaled
+from syncline.trace.analysis.gpu_use import HostRow
+from syncline.trace.gpu_activity import DATA_LOADING
 
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
 _MANY = 4  # messages per step: with fewer, their number is not the problem
@@ -45,7 +47,7 @@ def straggler(facts: Facts) -> Finding | None:
         )
         return Finding("straggler", unknown, gains, doubt)
     gain = min(gains, sum(late.excess[phase] for phase in named))
-    delayed_in = " and ".join(words(phase) for phase in named)
+    delayed_in = " and ".join(facts.words(phase) for phase in named)
     spent = {rank: sum(mean_or_zero(facts.phases[phase].get(rank, ())) for phase in named) for rank in facts.ranks}
     compared = ""
     if late.rank in spent:
@@ -129,12 +131,50 @@ def long_steps(facts: Facts) -> Finding | None:
     long = facts.long
     if long is None or long.count < 2:
         return None
-    reasons = ", ".join(f"{words(name)} {ms:.1f} ms" for name, ms in long.causes[:3])
+    reasons = ", ".join(f"{facts.words(name)} {ms:.1f} ms" for name, ms in long.causes[:3])
     return Finding(
         "long-steps",
         f"{long.count} of {facts.steps + long.count} steady steps take {long.extra_ms:.1f} ms longer than the others"
         f" ({reasons}), {long.per_step_ms:.1f} ms per step on average. All other figures leave them out.",
         long.per_step_ms,
+    )
+
+
+@cause
+def host_bound(facts: Facts) -> Finding | None:
+    """The GPU is idle because the host launches its kernels too late."""
+    if facts.gpu is None:
+        return None
+    series = _mean_of_ranks(list(facts.gpu.host_series.values()))
+    gain = mean_or_zero(series)
+    named = ", ".join(f"{row.doing} {row.ms:.1f} ms" for row in _not_loading(facts.gpu.gaps)[:3])
+    kernels = sum(row.count for row in facts.gpu.kernels)
+    return Finding(
+        "host-bound",
+        f"The GPU is idle for {gain:.1f} ms per step ({facts.share(gain)}) because the host launches its"
+        f" {kernels:.0f} kernels too late. What the host does meanwhile: {named}. Launch fewer and larger kernels"
+        " (torch.compile, CUDA graphs, larger batches, a fused optimizer), or do less in Python.",
+        gain,
+        two_standard_errors(series),
+    )
+
+
+@cause
+def sync_bound(facts: Facts) -> Finding | None:
+    """The host waits for the GPU, and then the GPU for the host."""
+    if facts.gpu is None or not facts.gpu.blocked:
+        return None
+    series = _mean_of_ranks(list(facts.gpu.sync_series.values()))
+    gain, blocked = mean_or_zero(series), facts.gpu.blocked
+    named = ", ".join(f"{row.count:.0f} x {row.doing} {row.ms:.1f} ms" for row in blocked[:3])
+    return Finding(
+        "sync-bound",
+        f"The host waits {sum(row.ms for row in blocked):.1f} ms per step for the GPU in"
+        f" {sum(row.count for row in blocked):.0f} calls ({named}), so it cannot launch ahead, and the GPU is then idle"
+        f" for {gain:.1f} ms ({facts.share(gain)}). Read values less often (.item(), .cpu(), print, NaN checks), and"
+        " copy from pinned memory with non_blocking=True.",
+        gain,
+        two_standard_errors(series),
     )
 
 
@@ -236,7 +276,7 @@ def start_up(facts: Facts) -> Finding | None:
     start = facts.startup
     if not facts.whole_ms or start.extra_ms < _DOMINATES * facts.whole_ms:
         return None
-    reasons = ", ".join(f"{words(phase)} {ms:.0f} ms" for phase, ms in start.causes[:3])
+    reasons = ", ".join(f"{facts.words(phase)} {ms:.0f} ms" for phase, ms in start.causes[:3])
     return Finding(
         "start-up",
         f"{start.extra_ms:.0f} ms of {facts.whole_ms:.0f} ms are start-up: the first {start.steps}"
@@ -298,6 +338,15 @@ def _lower(phase: str, facts: Facts) -> tuple[float, float, float, Callable[[str
 def _shown_instead(spent: float, gain: float) -> str:
     hidden = spent - gain
     return f" {hidden:.1f} ms of that hide an exchange, which would show instead." if spent > 1.01 * gain else ""
+
+
+def _mean_of_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """In each step the mean over ranks."""
+    return [mean_or_zero(column) for column in zip(*ranks, strict=True)]
+
+
+def _not_loading(rows: Sequence[HostRow]) -> list[HostRow]:
+    return [row for row in rows if row.doing != DATA_LOADING]
 
 
 def _lower_median(ranks: Sequence[Sequence[float]]) -> list[float]:

@@ -7,6 +7,7 @@ from syncline.stats import mean_or_zero
 from syncline.trace.analysis.between_steps import LongSteps
 from syncline.trace.analysis.breakdown import Bound
 from syncline.trace.analysis.cpu_load import HostLoad
+from syncline.trace.analysis.gpu_use import GpuUse
 from syncline.trace.analysis.late_ranks import LateRanks
 from syncline.trace.analysis.network import NetworkUse
 from syncline.trace.analysis.startup import StartUp
@@ -77,6 +78,8 @@ class Facts:
     """Whether waits for a late rank are separated from transfers."""
     straggler: LateRanks | None = None
     """The ranks that most waits are for, one or several together."""
+    gpu: GpuUse | None = None
+    """How the GPUs are used; None if the trace shows no kernels. With it, the phase `other` is idle time."""
 
     def ms(self, phase: str) -> float:
         """A phase's ms per step, the mean over ranks; for exchanges, over the ranks that have transfers."""
@@ -90,14 +93,14 @@ class Facts:
         some = phase == "exposed_exchange" and self.transferring
         return [series for rank, series in self.phases[phase].items() if not some or rank in self.transferring]
 
+    def words(self, phase: str) -> str:
+        """A phase as sentences name it. The GPU's kernels are all recorded, so its other time is idle."""
+        idle = phase == "other" and self.gpu is not None
+        return "idle time of the GPU" if idle else _WORDS.get(phase, phase)
+
     def share(self, ms: float) -> str:
         """This time as a percentage of the step."""
         return f"{ms / self.step_ms:.0%}" if self.step_ms else "-"
-
-
-def words(phase: str) -> str:
-    """A phase as sentences name it."""
-    return _WORDS.get(phase, phase)
 
 
 def scaled(value: float, unit: str) -> str:

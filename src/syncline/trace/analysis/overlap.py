@@ -6,7 +6,7 @@ from dataclasses import replace
 from syncline.stats import mean_of_known
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import covered, timeline
-from syncline.trace.span import COMPUTE_LANES, Span
+from syncline.trace.span import COMPUTE_LANES, Span, is_copy
 
 
 def overlap(
@@ -16,7 +16,7 @@ def overlap(
     under: Collection[str] = COMPUTE_LANES,
     within: Sequence[tuple[int, int]] = (),
 ) -> float | None:
-    """The share of the time of lane `of` that lies under other lanes, on ONE rank.
+    """The share of the time of lane `of` that lies under other lanes, on ONE rank. A GPU's copies hide nothing.
 
     None if the lane never runs, or if no lane that could hide it was recorded. `within`: outside these intervals only
     hidden time counts.
@@ -27,7 +27,7 @@ def overlap(
     """
     spans = list(spans)
     mine = [(span.start, span.end) for span in spans if span.lane == of]
-    hiding = [(span.start, span.end) for span in spans if span.lane in under]
+    hiding = [(span.start, span.end) for span in spans if span.lane in under and not is_copy(span)]
     shown = covered([*mine, *hiding]) - covered(hiding)
     hidden = covered(mine) - shown
     if within:

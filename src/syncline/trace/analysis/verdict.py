@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.causes import CAUSES, Cause
-from syncline.trace.analysis.findings import Facts, Finding, words
+from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.gpu_activity import IDLE_KINDS
 from syncline.trace.span import PHASES, TRAINING_LANES
 
 FEWEST = 3
@@ -70,9 +71,17 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
             "compute-bound",
             f"{facts.share(compute)} of a step of {step} is compute (forward {facts.ms('forward'):.1f} ms, backward"
             f" {facts.ms('backward'):.1f} ms, update {facts.ms('update'):.1f} ms), and no other cause costs"
-            f" {MATTERS:.0%} of it.",
+            f" {MATTERS:.0%} of it.{_slowest(facts)}",
         )
     rest = beside["other"]
+    if rest >= _UNSEEN * facts.step_ms and facts.gpu is not None:
+        kinds = {kind: mean_or_zero([r.idle_by_kind[kind] for r in facts.gpu.ranks]) for kind in IDLE_KINDS}
+        named = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds.items())
+        return Finding(
+            "unclear",
+            f"The GPU is idle for {rest:.1f} ms of a step of {step} ({facts.share(rest)}), and no single cause costs"
+            f" {MATTERS:.0%}: {named}.",
+        )
     if rest >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",
@@ -83,7 +92,16 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
         return Finding(
             "unclear",
             f"No known cause costs {MATTERS:.0%} of a step of {step}, but it is {bound.distance:.0%} above the"
-            f" bound of {bound.bound_ms:.1f} ms: besides compute, most of it is {words(largest)}, {beside[largest]:.1f}"
-            f" ms ({facts.share(beside[largest])}).",
+            f" bound of {bound.bound_ms:.1f} ms: besides compute, most of it is {facts.words(largest)},"
+            f" {beside[largest]:.1f} ms ({facts.share(beside[largest])}).",
         )
     return Finding("fine", f"No single cause costs {MATTERS:.0%} of a step of {step}.")
+
+
+def _slowest(facts: Facts) -> str:
+    """A sentence about what a GPU computes."""
+    if facts.gpu is None or not facts.gpu.operators:
+        return ""
+    classes = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in list(facts.gpu.classes.items())[:3])
+    first = facts.gpu.operators[0]
+    return f" By class of kernel: {classes}; the first operator is {first.name}, {first.ms:.1f} ms."

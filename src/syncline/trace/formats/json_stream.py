@@ -42,7 +42,7 @@ class Limits:
     events: int = 20_000_000
     event_bytes: int = 1 << 18
     depth: int = 32
-    spans: int = 1_000_000
+    spans: int = 2_000_000
 
 
 class Window:

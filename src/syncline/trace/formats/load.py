@@ -16,6 +16,7 @@ from syncline.trace.formats import chrome_read, horovod_read, profiler_read
 from syncline.trace.formats.align_rank_files import align
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile
+from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
 from syncline.trace.merge.rank_file import has_rank_files, merge_folder
 from syncline.trace.span import Span
@@ -94,6 +95,8 @@ def _foreign(path: Path, found: "Imported") -> Trace:
         metadata["aligned"] = False
     if any(found.hosts.values()):
         metadata["nodes"] = {str(rank): host for rank, host in found.hosts.items()}
+    if found.gpu:
+        metadata["gpu"] = {str(rank): activity.as_json() for rank, activity in found.gpu.items()}
     spans = [span for mine in found.spans.values() for span in mine]
     split = found.aligned and len(found.spans) > 1
     return _with_note(Trace.of(spans, metadata=metadata, notes=found.notes, path=path, split=split))
@@ -119,6 +122,8 @@ class Imported:
     """The job's number of ranks according to its files; 0 where they do not say."""
     hosts: Mapping[int, str] = field(default_factory=dict)
     """By rank: the name of its host, empty where its file does not say."""
+    gpu: Mapping[int, GpuActivity] = field(default_factory=dict)
+    """By rank: what its GPU waited for, where the files show GPUs."""
 
 
 def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | None = None) -> Imported:
@@ -200,7 +205,8 @@ def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
         notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
     spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
     hosts = {trace.rank: trace.host for trace in by_rank}
-    return Imported(kind, spans, tuple(notes), aligned, world, hosts=hosts)
+    gpu = {trace.rank: trace.gpu for trace in by_rank if trace.gpu is not None}
+    return Imported(kind, spans, tuple(notes), aligned, world, hosts=hosts, gpu=gpu)
 
 
 def _assign_ranks(traces: Sequence[RankTrace], notes: list[str]) -> None:
@@ -227,4 +233,6 @@ def _unique(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
             notes.append(f"left out: {trace.path.name} has steps of rank {trace.rank} that {first.path.name} has too")
         else:
             first.spans = first.spans + trace.spans
+            if trace.gpu is not None:
+                first.gpu = trace.gpu if first.gpu is None else first.gpu.with_more(trace.gpu)
     return list(result.values())

@@ -5,22 +5,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncline.errors import UsageError
-from syncline.trace.formats.collective_names import collective, elements, item_size
-from syncline.trace.formats.profiler_spans import Interval, Rows, Thread, spans_of
+from syncline.trace.formats.collective_names import collective
+from syncline.trace.formats.profiler_messages import message_bytes
+from syncline.trace.formats.profiler_rows import Interval, Launch, Rows, Thread
+from syncline.trace.formats.profiler_spans import spans_of
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
 
 KIND = "torch.profiler"
 """The name of this format."""
 
 _HOST = frozenset({"cpu_op", "user_annotation", "python_function", "operator"})
-_LAUNCH = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
-_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HEADER = ("distributedInfo", "schemaVersion", "baseTimeNanoseconds")
 _STEP = re.compile(r"ProfilerStep#\d{1,9}$", re.ASCII)
-_RANGE = re.compile(r"(?:gloo|mpi|ucc):")  # nccl:... on the host is the launch alone
+_RANGE = re.compile(r"(?:gloo|mpi|ucc):")  # nccl:... on the host may be the launch alone
 _STARTS = re.compile(r"Launch|[mM]em(?:cpy|set)")
+_WAITS = re.compile(r"Synchronize|(?:cuda|hip)Memcpy(?:2D|3D|WithStream)?$")
+_LONG_CALL = 10_000  # nanoseconds: shorter calls of the runtime explain no gap
 _PREFIXES = (
     ("autograd::engine::evaluate_function", "backward"),
+    ("torch::autograd::", "backward"),
     ("torch.distributed.ddp.reducer::", "finish"),
     ("torch::distributed::reducer::", "finish"),
     ("c10d::", "launch"),
@@ -31,6 +36,8 @@ _PREFIXES = (
     ("FullyShardedDataParallel.forward", "forward"),
     ("nn.Module: ", "forward"),
 )
+# A node of the autograd graph: profilers of 2021 have no range around it.
+_NODE = re.compile(r"\w+Backward\d*$", re.ASCII)
 # Ranges that users write. Not "backward": a user's range would hide DDP's wait at its end; autograd's ranges do not.
 _WORDS = {
     "data": "data", "dataload": "data", "dataloading": "data", "dataloader": "data", "loaddata": "data",
@@ -40,7 +47,7 @@ _WORDS = {
 
 def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
     """Whether the header or one event shows that torch.profiler wrote the file."""
-    return any(key in file.header for key in _HEADER) or event.get("cat") in (*_HOST, *_LAUNCH, *_DEVICE)
+    return any(key in file.header for key in _HEADER) or event.get("cat") in (*_HOST, *_RUNTIME, *_DEVICE)
 
 
 def read(file: TraceFile) -> list[RankTrace]:
@@ -55,13 +62,13 @@ def read(file: TraceFile) -> list[RankTrace]:
     info = info if isinstance(info, dict) else {}
     base = whole(file.header.get("baseTimeNanoseconds"), 0)
     rank = whole(info.get("rank"))
-    spans, notes = spans_of(reader.rows, rank=rank, base=base)
+    found = spans_of(reader.rows, rank=rank, base=base)
     if file.odd or reader.odd:
-        notes.append(f"{file.odd + reader.odd} entries that are not valid events were left out")
+        found.notes.append(f"{file.odd + reader.odd} entries that are not valid events were left out")
     return [
         RankTrace(
-            file.path, rank, spans, notes, world=whole(info.get("world_size"), 0), pid=reader.pid,
-            host=text(file.header.get("host_name")), absolute=base > 0,
+            file.path, rank, found.spans, found.notes, world=whole(info.get("world_size"), 0), pid=reader.pid,
+            host=text(file.header.get("host_name")), absolute=base > 0, gpu=found.gpu,
         )
     ]  # fmt: skip
 
@@ -75,6 +82,7 @@ class _Reader:
     odd: int = 0
     pid: str = ""
     _last: dict[Thread, tuple[int, int]] = field(default_factory=dict)
+    _last_op: dict[Thread, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
         """Process one event."""
@@ -83,33 +91,56 @@ class _Reader:
         category = event.get("cat")
         category = category.lower() if isinstance(category, str) else ""
         host = category in _HOST
-        if not host and category not in _LAUNCH and category not in _DEVICE:
+        if not host and category not in _RUNTIME and category not in _DEVICE:
             return
         when, thread, name = times(event), event.get("tid"), event.get("name")
         if when is None or not isinstance(thread, int | str) or not isinstance(name, str):
             self.odd += 1
         elif host:
             self._host(event, category, name, thread, *when)
-        elif category in _LAUNCH:
-            correlation = whole(fields(event).get("correlation"))
-            if correlation > 0 and _STARTS.search(name):
-                self.file.keep()
-                self.rows.launches[correlation] = (thread, when[0])
+        elif category in _RUNTIME:
+            self._call(event, name, thread, *when)
         else:
             self.file.keep()
             self._device(event, category, name, *when)
 
+    def _call(self, event: dict[str, Any], name: str, thread: Thread, start: int, end: int) -> None:
+        correlation = whole(fields(event).get("correlation"))
+        if _WAITS.search(name):
+            self.file.keep()
+            self.rows.syncs[thread].append(Interval(start, end, text(name)))
+        if correlation > 0 and _STARTS.search(name):
+            self.file.keep()
+            self.rows.launches[correlation] = Launch(thread, start, end, text(name))
+        elif end - start >= _LONG_CALL:
+            self.file.keep()
+            self.rows.runtime[thread].append(Interval(start, end, text(name)))
+
     def _host(self, event: dict[str, Any], category: str, name: str, thread: Thread, start: int, end: int) -> None:
         kind = _kind(name, category)
+        begin, finish = self._last_op.get(thread, (0, -1))
+        # Ops inside others are nearly all; the outermost ones name what the host did and which op started a kernel.
+        if kind in ("op", "launch") and not (begin <= start and end <= finish):
+            self.file.keep()
+            self._last_op[thread] = (start, end)
+            self.rows.ops[thread].append(Interval(start, end, text(name)))
+        elif not kind and category == "user_annotation":
+            self.file.keep()
+            self.rows.ranges[thread].append(Interval(start, end, text(name)))
         begin, finish = self._last.get(thread, (0, -1))
-        if not kind or (kind not in ("launch", "range", "step") and begin <= start and end <= finish):
+        if not kind or (kind not in ("launch", "sized", "range", "step") and begin <= start and end <= finish):
             return
         self.file.keep()
-        if kind == "launch":
-            self.rows.calls[thread].append(Interval(start, end, collective(name), bytes=_message(event)))
+        if kind in ("launch", "sized"):
+            title = collective(text(fields(event).get("Collective name")) or name)
+            row = Interval(start, end, title, bytes=message_bytes(event))
+            if kind == "launch":
+                self.rows.calls[thread].append(row)
+            if row.bytes:
+                self.rows.sized[thread].append(row)
         elif kind == "range":
             title = collective(name.partition(":")[2])
-            self.rows.collectives.append(Interval(start, end, title, bytes=_message(event)))
+            self.rows.collectives.append(Interval(start, end, title, bytes=message_bytes(event)))
         elif kind == "step":
             self.pid = text(str(event.get("pid")))
             self.rows.steps.append(((int(name.partition("#")[2]), start, end), thread))
@@ -120,36 +151,34 @@ class _Reader:
     def _device(self, event: dict[str, Any], category: str, name: str, start: int, end: int) -> None:
         args = fields(event)
         correlation = whole(args.get("correlation"))
+        stream = text(str(args.get("stream", event.get("tid"))).removeprefix("stream "))
         if name.startswith(("nccl", "rccl")) or "Collective name" in args:
             title = collective(text(args.get("Collective name")) or name)
-            count = max(whole(args.get("In msg nelems"), 0), whole(args.get("Out msg nelems"), 0))
-            size = count * item_size(args.get("dtype"))
-            self.rows.collectives.append(Interval(start, end, title, bytes=size, correlation=correlation))
+            row = Interval(start, end, title, bytes=message_bytes(event), correlation=correlation, stream=stream)
+            self.rows.collectives.append(row)
         else:
             # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
-            kind = "copy" if category == "gpu_memcpy" and "HtoD" in name else "kernel"
-            self.rows.kernels.append(Interval(start, end, kind, correlation=correlation))
+            kind = "copy" if category.endswith("memcpy") and "HtoD" in name else "kernel"
+            row = Interval(start, end, kind, correlation=correlation, name=text(name), stream=stream)
+            self.rows.kernels.append(row)
 
 
 def _kind(name: str, category: str) -> str:
     """The kind of a host event: a lane, another kind of `Interval`, a step, or a collective's range or launch."""
+    if _STEP.match(name):
+        return "step"
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
-    if category == "user_annotation":
-        if _STEP.match(name):
-            return "step"
+    # Profilers of 2021 write ranges as operators.
+    if category in ("user_annotation", "operator"):
         if _RANGE.match(name):
             return "range"
+        if name.startswith(("nccl:", "rccl:")):
+            return "sized"
         word = re.sub(r"[^a-z]", "", name[:64].lower())
-        return _WORDS.get(word, "")
+        if category == "user_annotation" or word in _WORDS:
+            return _WORDS.get(word, "")
+    if _NODE.match(name):
+        return "backward"
     return "" if category == "python_function" else "op"
-
-
-def _message(event: dict[str, Any]) -> int:
-    """Bytes of a message, from the shapes that a trace has with `record_shapes=True`."""
-    args = fields(event)
-    shapes, kinds = args.get("Input Dims"), args.get("Input type")
-    if not isinstance(shapes, list) or not isinstance(kinds, list):
-        return 0
-    return sum(elements(shape) * item_size(kind) for shape, kind in zip(shapes, kinds, strict=False))

@@ -5,71 +5,60 @@ Ranges and ops of threads get a lane and a step, kernels the lane of their launc
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple
 
+from syncline.trace.formats.profiler_idle import gpu_activity
+from syncline.trace.formats.profiler_messages import with_bytes
+from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
 from syncline.trace.formats.trace_file import Step, step_at
+from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.span import STEP, Span
 
 _JOIN_OPS = 500_000  # nanoseconds: ops of a lane that are closer, with only Python between, are one span
-_JOIN_KERNELS = 5_000  # nanoseconds between two kernels of a busy stream; in a longer gap the GPU is idle
-
-Thread = int | str
-"""A thread's name in a trace."""
 
 
-class Interval(NamedTuple):
-    """An interval of work of a thread, a kernel, or a collective.
+@dataclass(frozen=True)
+class Found:
+    """One rank's spans, notes about missing data, and what its GPU waited for (None without a GPU)."""
 
-    `kind` is a lane. Before `_thread_lanes` it can also be `op` (an op of any lane) or `finish` (DDP's copies after the
-    backward pass). A kernel's kind is `kernel`, or `copy` (of an input to the GPU); a collective's is its name.
-    """
-
-    start: int
-    end: int
-    kind: str
-    step: int = -1
-    bytes: int = 0
-    correlation: int = -1
+    spans: list[Span] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gpu: GpuActivity | None = None
 
 
-@dataclass
-class Rows:
-    """The kept events: `launches` of kernels by correlation id, `calls` of collectives by thread."""
-
-    steps: list[tuple[Step, Thread]] = field(default_factory=list)
-    host: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
-    kernels: list[Interval] = field(default_factory=list)
-    launches: dict[int, tuple[Thread, int]] = field(default_factory=dict)
-    collectives: list[Interval] = field(default_factory=list)
-    calls: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
-
-
-def spans_of(rows: Rows, *, rank: int, base: int) -> tuple[list[Span], list[str]]:
-    """The rank's spans, shifted by `base` nanoseconds, and notes about missing data."""
+def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
+    """The rank's spans, shifted by `base` nanoseconds."""
     notes: list[str] = []
     steps = _steps(rows, notes)
     if not steps:
-        return [], ["it holds no work of a training loop: profile with ProfilerActivity.CPU, and CUDA on a GPU"]
+        return Found(
+            notes=["it holds no work of a training loop: profile with ProfilerActivity.CPU, and CUDA on a GPU"]
+        )
     spans = [Span(rank, STEP, STEP, "", number, base + start, base + end) for number, start, end in steps]
-    work = _work(rows, steps)
-    spans += [Span(rank, p.kind, p.kind, "", p.step, base + p.start, base + p.end) for p in work if p.step >= 0]
+    lanes = _lanes(rows, steps)
+    work = _work(rows, lanes, steps)
+    spans += [
+        Span(rank, p.kind, p.name or p.kind, p.operator, p.step, base + p.start, base + p.end, stream=p.stream)
+        for p in work
+        if p.step >= 0
+    ]
     outside = sum(interval.step < 0 for interval in work)
     counted: dict[int, int] = defaultdict(int)
     for each in sorted(_collectives(rows, notes)):
-        _, launched = rows.launches.get(each.correlation, (0, each.start))
-        step = step_at(steps, launched, each.end)
+        launch = rows.launches.get(each.correlation)
+        step = step_at(steps, each.start if launch is None else launch.start, each.end)
         if step < 0:
             outside += 1
             continue
         unit = f"collective {counted[step]}"
         counted[step] += 1
-        spans.append(Span(rank, "exchange", each.kind, unit, step, base + each.start, base + each.end, each.bytes))
+        times = (base + each.start, base + each.end)
+        spans.append(Span(rank, "exchange", each.kind, unit, step, *times, each.bytes, stream=each.stream))
     if outside:
         notes.append(f"{outside} spans before its first or after its last step were left out")
-    return spans, notes
+    return Found(spans, notes, gpu_activity(rows, lanes, steps) if rows.kernels else None)
 
 
 def _steps(rows: Rows, notes: list[str]) -> list[Step]:
@@ -83,44 +72,61 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     return [(0, min(event.start for event in events), max(event.end for event in events))]
 
 
-def _work(rows: Rows, steps: list[Step]) -> list[Interval]:
+def _lanes(rows: Rows, steps: list[Step]) -> dict[Thread, list[Interval]]:
+    main = _main_thread(rows)
+    return {t: _thread_lanes(intervals, steps, training=t == main) for t, intervals in rows.host.items()}
+
+
+def _main_thread(rows: Rows) -> Thread:
+    return rows.steps[0][1] if rows.steps else max(rows.host, key=lambda t: len(rows.host[t]), default=0)
+
+
+def _work(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:
     """Data and compute: on a GPU the times of its kernels, otherwise those of the host."""
-    main = rows.steps[0][1] if rows.steps else max(rows.host, key=lambda t: len(rows.host[t]), default=0)
-    lanes = {t: _thread_lanes(intervals, steps, training=t == main) for t, intervals in rows.host.items()}
     if rows.kernels:
-        return [p for p in lanes.get(main, []) if p.kind == "data"] + _kernels(rows, lanes, steps)
+        loading = [p for p in lanes.get(_main_thread(rows), []) if p.kind == "data"]
+        return loading + _kernels(rows, lanes, steps)
     # The call of a collective is not compute: where it blocks, the exchange is exposed.
     return [
         interval
         for thread, intervals in lanes.items()
-        for interval in _without(intervals, _outermost(rows.calls.get(thread, [])))
+        for interval in _without(intervals, outermost(rows.calls.get(thread, [])))
     ]
 
 
-def _kernels(rows: Rows, lanes: dict[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:
-    by_lane: dict[str, list[Interval]] = defaultdict(list)
-    starts = {thread: [interval.start for interval in intervals] for thread, intervals in lanes.items()}
+def _kernels(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:
+    """Each kernel and copy with the lane, the step and the operator of its launch."""
+    ops = {thread: outermost(mine) for thread, mine in rows.ops.items()}
+    result = []
     for kernel in sorted(rows.kernels):
-        thread, launched = rows.launches.get(kernel.correlation, (0, kernel.start))
+        launch = rows.launches.get(kernel.correlation)
+        thread, launched = (0, kernel.start) if launch is None else (launch.thread, launch.start)
         step = step_at(steps, launched, kernel.end)
         # Without an op around its launch (a kernel from Python) it gets the lane that its thread had before.
-        place = bisect_right(starts.get(thread, []), launched) - 1
-        before = lanes[thread][place] if place >= 0 else None
+        before = _last_before(lanes.get(thread, []), launched)
         lane = before.kind if before is not None and before.step == step else "forward"
         if kernel.kind == "copy" and lane == "forward":
             lane = "data"
-        by_lane[lane].append(Interval(kernel.start, kernel.end, lane, step))
-    return [interval for intervals in by_lane.values() for interval in _joined(intervals, _JOIN_KERNELS)]
+        op = _last_before(ops.get(thread, []), launched)
+        operator = op.kind if op is not None and op.end >= launched else ""
+        result.append(kernel._replace(kind=lane, step=step, operator=operator))
+    return result
+
+
+def _last_before(intervals: list[Interval], time: int) -> Interval | None:
+    """The last of sorted intervals that starts before a time."""
+    place = bisect_right(intervals, time, key=lambda interval: interval.start) - 1
+    return intervals[place] if place >= 0 else None
 
 
 def _collectives(rows: Rows, notes: list[str]) -> list[Interval]:
-    found = rows.collectives
+    found = with_bytes(rows, rows.collectives)
     if not found and any(rows.calls.values()):
         notes.append(
             "it has only the calls of its collectives, which may return before the transfer ends:"
             " profile with ProfilerActivity.CUDA, or use the gloo backend on the CPU"
         )
-        found = [call for calls in rows.calls.values() for call in _outermost(calls)]
+        found = [call for calls in rows.calls.values() for call in outermost(calls)]
     if not found:
         notes.append("it holds no collectives")
     elif not any(each.bytes for each in found):
@@ -130,22 +136,19 @@ def _collectives(rows: Rows, notes: list[str]) -> list[Interval]:
 
 def _thread_lanes(intervals: Iterable[Interval], steps: list[Step], *, training: bool) -> list[Interval]:
     """A thread's lanes, in order. Of a thread that does not run the training loop, only backward work counts."""
-    outermost = [
-        interval._replace(step=step_at(steps, interval.start, interval.end)) for interval in _outermost(intervals)
-    ]
+    mine = [p._replace(step=step_at(steps, p.start, p.end)) for p in outermost(intervals)]
     if training:
-        return _joined(_placed(outermost), _JOIN_OPS)
-    own = ("backward", "finish")
-    return _joined([interval._replace(kind="backward") for interval in outermost if interval.kind in own], _JOIN_OPS)
+        return _joined(_placed(mine))
+    return _joined(p._replace(kind="backward") for p in mine if p.kind in ("backward", "finish"))
 
 
-def _joined(intervals: Iterable[Interval], gap: int) -> list[Interval]:
-    """Join neighbours of one lane and step that are at most `gap` apart; `intervals` are sorted by start."""
+def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Join neighbours of one lane and step with only Python between them; `intervals` are sorted by start."""
     result: list[Interval] = []
     for interval in intervals:
         before = result[-1] if result else None
         same = before is not None and (before.kind, before.step) == (interval.kind, interval.step)
-        if before is not None and same and interval.start - before.end <= gap:
+        if before is not None and same and interval.start - before.end <= _JOIN_OPS:
             result[-1] = before._replace(end=max(before.end, interval.end))
         else:
             result.append(interval)
@@ -166,16 +169,6 @@ def _without(intervals: list[Interval], holes: list[Interval]) -> list[Interval]
             at = hole.end
         if at < interval.end:
             result.append(interval._replace(start=at))
-    return result
-
-
-def _outermost(intervals: Iterable[Interval]) -> list[Interval]:
-    """The intervals without those that lie inside others, in order; where two overlap, the later one is cut."""
-    result: list[Interval] = []
-    for interval in sorted(intervals, key=lambda p: (p.start, -p.end)):
-        at = result[-1].end if result else interval.start
-        if interval.end > at:
-            result.append(interval._replace(start=max(interval.start, at)))
     return result
 
 

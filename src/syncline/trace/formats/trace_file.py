@@ -11,6 +11,7 @@ from typing import Any
 from syncline.errors import UsageError
 from syncline.files import open_regular, reason
 from syncline.trace.formats.json_stream import COMMAS, CUT, Limits, Window
+from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.span import Span
 
 _HEADER_BYTES = 1 << 22  # a header may list every process group with its ranks: larger than any event
@@ -131,6 +132,8 @@ class RankTrace:
     absolute: bool = False
     sequences: dict[tuple[int, int, str], int] = field(default_factory=dict)
     """By start, end and group of a collective: its number in the group, where the file has it."""
+    gpu: GpuActivity | None = None
+    """What its GPU waited for, if the file shows one."""
 
 
 def rank_traces(file: TraceFile, spans: Iterable[Span], notes: list[str], *, absolute: bool = False) -> list[RankTrace]:

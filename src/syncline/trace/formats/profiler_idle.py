@@ -1,0 +1,185 @@
+"""Idle time of the GPU in a torch.profiler trace: each gap with its kind and what the host did, and blocking calls."""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
+from syncline.trace.formats.trace_file import Step, step_at
+from syncline.trace.gpu_activity import (
+    DATA_LOADING,
+    HOST_WAIT,
+    KERNEL_WAIT,
+    OTHER_WAIT,
+    BlockedTime,
+    GpuActivity,
+    IdleTime,
+)
+
+_KERNEL_GAP = 30_000  # nanoseconds: a shorter gap before a kernel that was launched in time is the usual one; HTA's too
+_BLOCKING_COPY = 20_000  # nanoseconds: a shorter call of a copy is the launch alone
+_AFTER_SYNC = 50_000  # nanoseconds from the end of the GPU's work to the end of the call that waited for it
+_NESTED = 32  # ranges of a user inside one another, at most
+_PASSES = {"forward": "the forward pass", "backward": "the backward pass", "update": "the update"}
+
+
+class _Gap(NamedTuple):
+    """Time in which the GPU (or a stream) had nothing to do, and the launch of the kernel that ended it."""
+
+    start: int
+    end: int
+    thread: Thread
+    launched: int
+
+
+def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> GpuActivity:
+    """Idle and blocked time of the steps; `lanes` are the lanes of all threads."""
+    work = sorted([*rows.kernels, *(one for one in rows.collectives if one.stream)])
+    host = _Host(rows, lanes)
+    idle: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+    busy = _union(work)
+    for gap in _gaps(rows, work):
+        step = step_at(steps, gap.launched, gap.end)
+        if step < 0:
+            continue
+        kind = _kind(gap)
+        loading = _common(gap.start, gap.end, host.loading)
+        if loading:
+            idle[step, kind, DATA_LOADING].append(loading)
+        if gap.end - gap.start > loading:
+            doing = host.doing(gap) if kind == HOST_WAIT else ""
+            idle[step, kind, doing].append(gap.end - gap.start - loading)
+    blocked: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for call in host.blocking:
+        step = step_at(steps, call.start, call.end)
+        if step >= 0 and (ns := _common(call.start, call.end, busy)):
+            blocked[step, call.kind].append(ns)
+    streams: dict[str, Counter[str]] = defaultdict(Counter)
+    by_stream: dict[str, list[Interval]] = defaultdict(list)
+    for one in work:
+        by_stream[one.stream].append(one)
+    for stream, mine in by_stream.items():
+        for gap in _gaps(rows, mine):
+            streams[stream][_kind(gap)] += gap.end - gap.start
+    return GpuActivity(
+        tuple(IdleTime(*key, len(of), sum(of), max(of)) for key, of in sorted(idle.items())),
+        tuple(BlockedTime(*key, len(of), sum(of)) for key, of in sorted(blocked.items())),
+        {stream: dict(of) for stream, of in sorted(streams.items())},
+    )
+
+
+class _Host:
+    """What the threads that launch kernels did."""
+
+    def __init__(self, rows: Rows, lanes: Mapping[Thread, list[Interval]]) -> None:
+        self._lanes = lanes
+        self._ops = {thread: outermost(ops) for thread, ops in rows.ops.items()}
+        launching = {rows.launches[k.correlation].thread for k in rows.kernels if k.correlation in rows.launches}
+        self._ranges = {thread: sorted(mine) for thread, mine in rows.ranges.items()}
+        self._calls = {thread: outermost(calls) for thread, calls in rows.runtime.items()}
+        self.blocking = outermost(
+            [
+                *(self._named(thread, call) for thread in launching for call in rows.syncs.get(thread, ())),
+                *(self._named(*pair) for pair in _blocking_copies(rows)),
+            ]
+        )
+        """Calls that wait for the GPU, named by their operator."""
+        self._blocking_ends = [call.end for call in self.blocking]
+        self.loading = _union(one for mine in lanes.values() for one in mine if one.kind == "data")
+
+    def doing(self, gap: _Gap) -> str:
+        """What kept the host from launching the next kernel, in a few words."""
+        # A call that waited for the GPU returns when the GPU is done: the gap starts before its end.
+        place = bisect_left(self._blocking_ends, gap.start)
+        if place < len(self.blocking):
+            call = self.blocking[place]
+            # A short wait does not explain a long gap: without it the host would be hardly earlier.
+            waited = 2 * (gap.start - call.start) >= gap.end - gap.start
+            if waited and call.end <= max(gap.launched, gap.start + _AFTER_SYNC):
+                return f"after {call.kind}"
+        spent: Counter[str] = Counter()
+        for one in _within(self._calls.get(gap.thread, []), gap.start, gap.launched):
+            spent[one.kind] += min(one.end, gap.launched) - max(one.start, gap.start)
+        calls = sum(spent.values())
+        ops: Counter[str] = Counter()
+        for one in _within(self._ops.get(gap.thread, []), gap.start, gap.launched):
+            ops[one.kind] += min(one.end, gap.launched) - max(one.start, gap.start)
+        python = gap.launched - gap.start - max(calls, sum(ops.values()))
+        spent.update(ops)
+        name, most = spent.most_common(1)[0] if spent else ("", 0)
+        return name if most >= python else f"Python in {self._place(gap)}"
+
+    def _place(self, gap: _Gap) -> str:
+        ranges = self._ranges.get(gap.thread, [])
+        last = bisect_right(ranges, gap.launched, key=lambda one: one.start)
+        for one in reversed(ranges[max(0, last - _NESTED) : last]):
+            if one.start <= gap.start and one.end >= gap.launched:
+                return f"'{one.kind}'"
+        mine = self._lanes.get(gap.thread, [])
+        place = bisect_right(mine, gap.launched, key=lambda one: one.start) - 1
+        inside = place >= 0 and mine[place].end >= gap.start
+        return _PASSES.get(mine[place].kind, "the step") if inside else "the step"
+
+    def _named(self, thread: Thread, call: Interval) -> Interval:
+        ops = self._ops.get(thread, [])
+        place = bisect_right(ops, call.start, key=lambda one: one.start) - 1
+        inside = place >= 0 and ops[place].end >= call.end
+        return call._replace(kind=f"{ops[place].kind} ({call.kind})" if inside else call.kind)
+
+
+def _blocking_copies(rows: Rows) -> Iterator[tuple[Thread, Interval]]:
+    """Calls of copies that returned only after the GPU had begun to copy, as those of pageable memory do."""
+    for kernel in rows.kernels:
+        launch = rows.launches.get(kernel.correlation)
+        if launch is None or not kernel.name.startswith("Memcpy"):
+            continue
+        if launch.end >= kernel.start and launch.end - launch.start >= _BLOCKING_COPY:
+            yield launch.thread, Interval(launch.start, launch.end, launch.name)
+
+
+def _gaps(rows: Rows, work: Sequence[Interval]) -> Iterator[_Gap]:
+    """The gaps between work that is sorted by start; a gap before work without a known launch is left out."""
+    end = work[0].end if work else 0
+    for one in work:
+        if one.start > end:
+            launch = rows.launches.get(one.correlation)
+            if launch is not None:
+                yield _Gap(end, one.start, launch.thread, launch.start)
+        end = max(end, one.end)
+
+
+def _kind(gap: _Gap) -> str:
+    if gap.launched > gap.start:
+        return HOST_WAIT
+    return KERNEL_WAIT if gap.end - gap.start < _KERNEL_GAP else OTHER_WAIT
+
+
+def _within(intervals: Sequence[Interval], start: int, end: int) -> Iterable[Interval]:
+    """Those of sorted intervals without overlap that overlap a time."""
+    first = bisect_right(intervals, start, key=lambda one: one.end)
+    for one in islice(intervals, first, None):
+        if one.start >= end:
+            return
+        yield one
+
+
+def _union(intervals: Iterable[Interval]) -> list[tuple[int, int]]:
+    periods: list[tuple[int, int]] = []
+    for one in sorted(intervals):
+        if periods and one.start <= periods[-1][1]:
+            periods[-1] = periods[-1][0], max(one.end, periods[-1][1])
+        else:
+            periods.append((one.start, one.end))
+    return periods
+
+
+def _common(start: int, end: int, periods: Sequence[tuple[int, int]]) -> int:
+    """The time of an interval that lies in these periods."""
+    total = 0
+    for begin, stop in islice(periods, bisect_right(periods, start, key=lambda period: period[1]), None):
+        if begin >= end:
+            break
+        total += min(end, stop) - max(start, begin)
+    return total
