@@ -9,6 +9,7 @@ in /proc, as on several machines. Without, all are plain local ranks. Prints one
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -92,7 +93,8 @@ def main(case: dict[str, Any]) -> None:
     """Start the ranks, let the fault happen at its step, and wait for the others' ends."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(case["ranks"], bandwidth="1Gbit")) if case["nodes"] else None
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        # Not a TemporaryDirectory: every forked rank would remove it at its exit, while others still use the store.
+        folder = tempfile.mkdtemp()
         source, sink = os.pipe()
         pids: list[int] = []
         for rank in range(case["ranks"]):
@@ -105,6 +107,7 @@ def main(case: dict[str, Any]) -> None:
             pids.append(pid)
         os.close(sink)
         print(json.dumps(_watch(source, pids, case)))
+        shutil.rmtree(folder)
 
 
 def _watch(source: int, pids: list[int], case: dict[str, Any]) -> dict[str, Any]:

@@ -235,6 +235,20 @@ def test_a_slow_store_in_a_file_is_not_a_lost_one(tmp_path):
     peers.close()
 
 
+def test_on_an_overloaded_machine_a_rank_watches_longer_before_it_blames_most_others():
+    store = dist.HashStore()
+    peers, *others = (Peers(store, rank=rank, world=4, timeout=5.0, period=0.05) for rank in range(4))
+    for each in (peers, *others):
+        each.doing = WAITS
+        each._store.set(f"who/{each._rank}", each._own.encode())
+        each._beat()
+    late_beats = threading.Timer(1.0, lambda: [each._beat() for each in others[:2]])
+    late_beats.start()
+    error = peers.explain("unit 'fc1'", grace=0.1)
+    late_beats.join()
+    assert error.ranks == (3,), error
+
+
 def test_heartbeats_continue_while_another_user_of_the_connection_blocks():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     peers = Peers(store, rank=0, world=1, timeout=1, period=0.02)
