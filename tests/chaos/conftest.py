@@ -3,7 +3,6 @@
 import json
 import platform
 import random
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,8 @@ from trained import Job, check_clean, final_state
 from syncline.cluster.capabilities import capabilities
 from syncline.trace.record.cpu_time import available_cores
 
-_rows: list[dict[str, Any]] = []
+_rows: dict[str, list[dict[str, Any]]] = {}
+"""Rows of the table, by test."""
 
 
 @pytest.fixture(scope="session")
@@ -68,12 +68,12 @@ Record = Callable[..., None]
 
 
 @pytest.fixture
-def record(seed: int) -> Record:
+def record(seed: int, request: pytest.FixtureRequest) -> Record:
     """Adds a row to the table of faults; `seconds`: from the fault to the named error, or to the command's end."""
 
     def add(fault: str, *, what: str, outcome: str, seconds: float | None, **more: Any) -> None:
         rounded = None if seconds is None else round(seconds, 2)
-        _rows.append(
+        _rows.setdefault(request.node.nodeid, []).append(
             {"fault": fault, "what": what, "seed": seed, "fired": True, "outcome": outcome, "seconds": rounded, **more}
         )
 
@@ -82,30 +82,34 @@ def record(seed: int) -> Record:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that fails has a row, too. The table is written after each test, so that an interrupted run has one."""
+    """A test that fails has a row, too. The table is written after each test, so that an interrupted run has one.
+
+    Rows of tests that did not run now, or not yet, are kept: a long run can be made in pieces.
+    """
     report = yield
     if report.when == "call" and report.failed:
         reason = str(report.longrepr).strip().splitlines()[-1]
-        _rows.append({"fault": item.name, "what": item.nodeid, "outcome": f"FAILED: {reason}"[:300], "fired": None})
+        _rows.setdefault(item.nodeid, []).append(
+            {"fault": item.name, "what": item.nodeid, "outcome": f"FAILED: {reason}"[:300], "fired": None}
+        )
     if report.when == "teardown" and _rows and item.config.getoption("--record"):
         _write(Path(item.config.getoption("--record")), item.config)
     return report
 
 
 def _write(target: Path, config: pytest.Config) -> None:
+    seed = int(config.getoption("--seed"))
+    before = json.loads(target.read_text()) if target.exists() else {"seed": seed, "faults": []}
+    kept = [row for row in before["faults"] if before["seed"] == seed and row["test"] not in _rows]
+    rows = [*kept, *({"test": test, **row} for test, found in _rows.items() for row in found)]
     content = {
         "format": "syncline chaos 1",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": int(config.getoption("--seed")),
-        "soak_s": float(config.getoption("--soak")),
-        "took_s": round(time.monotonic() - _begin),
+        "seed": seed,
         "cores": available_cores(),
         "platform": platform.platform(),
-        "faults": _rows,
+        "faults": sorted(rows, key=lambda row: row["test"]),
     }
     target.write_text(json.dumps(content, indent=1) + "\n")
     if target.resolve() == RESULT:
         PAGE.write_text(page_with(content))
-
-
-_begin = time.monotonic()

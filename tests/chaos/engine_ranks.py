@@ -9,10 +9,8 @@ in /proc, as on several machines. Without, all are plain local ranks. Prints one
 import ctypes
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -25,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from links import WAYS, cut
-from sandbox import send
+from sandbox import folder_of_this_process, send
 from torch import nn
 
 import syncline
@@ -93,8 +91,7 @@ def main(case: dict[str, Any]) -> None:
     """Start the ranks, let the fault happen at its step, and wait for the others' ends."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(case["ranks"], bandwidth="1Gbit")) if case["nodes"] else None
-        # Not a TemporaryDirectory: every forked rank would remove it at its exit, while others still use the store.
-        folder = tempfile.mkdtemp()
+        folder = stack.enter_context(folder_of_this_process())
         source, sink = os.pipe()
         pids: list[int] = []
         for rank in range(case["ranks"]):
@@ -107,7 +104,6 @@ def main(case: dict[str, Any]) -> None:
             pids.append(pid)
         os.close(sink)
         print(json.dumps(_watch(source, pids, case)))
-        shutil.rmtree(folder)
 
 
 def _watch(source: int, pids: list[int], case: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,11 @@ Whatever a command leaves behind is found by looking into the sandbox, and ends 
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,6 +146,17 @@ def sandbox(folder: Path) -> Iterator[Sandbox]:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def folder_of_this_process() -> Iterator[str]:
+    """A temporary folder for forked ranks. A TemporaryDirectory would be removed by the first rank that ends."""
+    owner, folder = os.getpid(), tempfile.mkdtemp()
+    try:
+        yield folder
+    finally:
+        if os.getpid() == owner:
+            shutil.rmtree(folder)
 
 
 def process_letter(pid: int) -> str:

@@ -8,7 +8,6 @@ Prints one JSON object: for each rank, a sample after every cycle: seconds, step
 import json
 import os
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from sandbox import folder_of_this_process
 from torch import Tensor, nn
 
 import syncline
@@ -79,7 +79,7 @@ def train(rank: int, ranks: int, seconds: float, folder: str) -> list[dict[str, 
 
 def main(ranks: int, seconds: float) -> None:
     """Start the ranks and print their samples."""
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_of_this_process() as folder:
         pids = []
         for rank in range(ranks):
             pid = os.fork()

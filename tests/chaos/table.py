@@ -12,9 +12,10 @@ _BEGIN, _END = "<!-- chaos: begin -->\n", "<!-- chaos: end -->\n"
 
 def table(result: dict[str, Any]) -> str:
     """A line about the run, then a row for each fault."""
-    count, seed, soak = len(result["faults"]), result["seed"], result["soak_s"]
+    soak = sum(row["seconds"] for row in result["faults"] if row["fault"] == "soak" and row.get("seconds"))
     about = (
-        f"{count} faults with seed {seed} and a soak of {soak:g} s, {result['created'][:10]}, {result['cores']} cores."
+        f"{len(result['faults'])} rows with seed {result['seed']}, a soak of {soak:.0f} s among them, "
+        f"{result['created'][:10]}, {result['cores']} cores."
     )
     rows = [f"| {row['fault']} | {row['what']} | {row['outcome']} | {_seconds(row)} |" for row in result["faults"]]
     return "\n".join([about, "", "| fault | where | outcome | s |", "|---|---|---|---|", *rows, ""])

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 from sandbox import send
@@ -104,8 +105,10 @@ def test_everything_is_killed_again_and_again(box, draw, record, undisturbed):
     for after in points:
         running = box.syncline(*arguments, **SLOW)
         wait_for_rows(box, running, "run", after)
+        assert box.processes()
         for pid in box.processes():
-            send(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended because another one was killed
+                send(pid, signal.SIGKILL)
         running.finish()
         # The kill of everything leaves the temporary folders that only the killed could have removed.
         assert box.processes() == {}
