@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from syncline.cluster.gpu import mps_daemon
 
-WARMUP, WORLD = 4, 2
+WARMUP, WORLD = 12, 2  # DDP synchronises in its first ten steps, to log times
 KEPT_ARGS = frozenset(
     {"correlation", "stream", "Input Dims", "Input type", "Collective name", "In msg nelems", "Out msg nelems", "dtype",
      "Group size", "Process Group Name", "Process Group Ranks", "Seq", "External id"}
@@ -100,8 +100,8 @@ def finite(x):
 
 
 LOOPS = {
-    "healthy": (Transformer, (8, 512, 1024), {}),
-    "sync-bound": (lambda: Transformer(check=True), (8, 512, 1024), {"copies": True}),
+    "healthy": (Transformer, (48, 512, 1024), {}),
+    "sync-bound": (lambda: Transformer(check=True), (48, 512, 1024), {"copies": True}),
     "host-bound": (Tiny, (32, 64), {}),
     "input-bound": (Transformer, (8, 512, 1024), {"delay": 0.05}),
 }
@@ -160,7 +160,7 @@ def single(name, out, steps):
 
     def data():
         loader = DataLoader(Batches(999, shape, delay=delay), batch_size=None)
-        return loader if delay else [batch.pin_memory() for batch, _ in zip(loader, range(60), strict=False)]
+        return loader if delay else 16 * [batch.pin_memory() for batch, _ in zip(loader, range(4), strict=False)]
 
     record(model, data(), steps, out / f"{name}.json", **more)
     return step_time(model, data(), WARMUP + (10 if delay else 30), **more)

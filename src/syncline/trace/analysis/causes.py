@@ -166,7 +166,8 @@ def sync_bound(facts: Facts) -> Finding | None:
         return None
     series = _mean_of_ranks(list(facts.gpu.sync_series.values()))
     gain, blocked = mean_or_zero(series), facts.gpu.blocked
-    named = ", ".join(f"{row.count:.0f} x {row.doing} {row.ms:.1f} ms" for row in blocked[:3])
+    most = [row for row in blocked[:3] if row.ms >= blocked[0].ms / 10]
+    named = ", ".join(f"{row.count:.0f} x {row.doing} {row.ms:.1f} ms" for row in most)
     return Finding(
         "sync-bound",
         f"The host waits {sum(row.ms for row in blocked):.1f} ms per step for the GPU in"

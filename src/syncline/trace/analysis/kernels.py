@@ -13,7 +13,7 @@ _CLASSES = (
     ("attention", r"fmha|flash|attention|sdpa|mha_(?:fwd|bwd)"),
     ("optimizer", r"multi_tensor_apply|fused_adam|foreach"),
     ("normalization", r"norm(?!al_)|welford|bn_(?:fw|bw)"),
-    ("convolution", r"conv|fprop|dgrad|wgrad|winograd|cudnn"),
+    ("convolution", r"conv(?!ert)|fprop|dgrad|wgrad|winograd|cudnn"),
     ("matmul", r"gemm|gemv|matmul|cutlass|cublas|nvjet|xmma|wgmma|Cijk_|splitK|triton_tem|_mm_|dot_kernel"),
     ("reduction", r"reduce|softmax|cunn_SoftMax|triton_(?:red|per)_|nll_loss|argmax|cumsum"),
     ("memory", r"^Memcpy|^Memset|copy_kernel|CatArray|direct_copy|FillFunctor|index|gather|scatter|embedding"),

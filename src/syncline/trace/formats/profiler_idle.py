@@ -126,7 +126,8 @@ class _Host:
         ops = self._ops.get(thread, [])
         place = bisect_right(ops, call.start, key=lambda one: one.start) - 1
         inside = place >= 0 and ops[place].end >= call.end
-        return call._replace(kind=f"{ops[place].kind} ({call.kind})" if inside else call.kind)
+        where = self._place(_Gap(call.start, call.end, thread, call.end))
+        return call._replace(kind=f"{ops[place].kind} ({call.kind})" if inside else f"{call.kind} in {where}")
 
 
 def _blocking_copies(rows: Rows) -> Iterator[tuple[Thread, Interval]]:
