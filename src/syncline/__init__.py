@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from syncline.errors import PeerError, SynclineWarning, UsageError
+from syncline.version import VERSION
 
 if TYPE_CHECKING:
     from syncline import codecs, exchange, plan, trace
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from syncline.integrations.ddp_hook import ddp_hook
     from syncline.integrations.ddp_wrapper import DistributedDataParallel
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "DistributedDataParallel",

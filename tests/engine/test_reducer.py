@@ -19,7 +19,7 @@ import syncline
 from ranks import run_ranks
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.optimizer.step import Stepper
-from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial
+from syncline.engine.tuning.executor_trial import TIMED
 from syncline.engine.tuning.tuner import PROFILED, WARM_UP
 from syncline.errors import UsageError
 from syncline.plan import CodecCost, Costs, Curve, LinkCost, Plan, Shape, bucket_plan, default_plan, predict
@@ -475,24 +475,6 @@ def test_tuning_keeps_the_executor_that_is_faster() -> None:
     assert first == second
     at = [WARM_UP + PROFILED]
     assert first == [("reducer", at, True), ("overlap", at, True)]
-
-
-def test_the_overlap_is_tried_only_if_it_may_win() -> None:
-    shapes = shapes_of(model())
-    overlap, buckets = default_plan(shapes), [bucket_plan(shapes), bucket_plan(shapes, bucket_bytes=200)]
-    trial = ExecutorTrial(buckets, overlap, 0.9, torch.device("cpu"))
-    assert [trial.after_step() is None for _ in range(TIMED + 1)] == [True] * TIMED + [False]
-    assert trial.add(1.0)
-    assert not trial.add(0.91), "0.9 is not 3% faster than that"
-    plan, why = trial.fastest()
-    assert plan.units == buckets[1].units
-    assert plan.about == {"measured_ms": 910.0, "chosen": "none"}
-    assert "torch's reducer takes 910.0 ms a step" in why
-    trial = ExecutorTrial(buckets[:1], overlap, 0.5, torch.device("cpu"))
-    assert trial.add(1.0)
-    assert trial.current is overlap
-    assert not trial.add(0.98)
-    assert trial.fastest()[0] is overlap
 
 
 def test_the_predicted_step_of_the_reducer() -> None:

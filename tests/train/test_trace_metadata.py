@@ -23,7 +23,7 @@ def test_a_runs_trace_has_its_ranks_facts(tmp_path):
             "train.device": "cpu",
             "cluster.nodes": 2,
             "cluster.bandwidth": "500Mbit",
-            "compare.strategies": ["syncline(auto)"],
+            "compare.strategies": ["syncline(auto, tune=full)"],
         }
     )
     folder, _ = run_local(config, out=tmp_path / "run", watcher=Silent())

@@ -17,7 +17,7 @@ import torch
 from syncline.bench.output import environment, write_json
 from syncline.bench.training import Options, compression
 from syncline.cluster.gpu import mps_daemon, rank_environment
-from syncline.cluster.nodes import Node
+from syncline.cluster.nodes import Cluster, Node
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.report.figures import text_table
@@ -46,6 +46,8 @@ def ranks_started(
     """Run `rank` in all ranks: their records, the folder they shared, and how busy the machine was before."""
     if min(options.batch, options.blocks, options.steps, options.warm_up) < 1 or options.ranks < 2:
         raise UsageError("batch, blocks, steps and warm-up must be 1 or more, ranks 2 or more")
+    if options.device == "cuda" and options.bandwidth:
+        raise UsageError("links are shaped for ranks on a CPU: leave --bandwidth out, or use syncline bench overlap")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device 'cuda' is not available here: use --device cpu")
     busy = busy_share(1.0 if options.blocks > 1 else 0.2)  # a single block is a quick run
@@ -63,7 +65,14 @@ def ranks_started(
 
 
 def _places(options: Options, stack: ExitStack) -> list[Place]:
-    """The ranks on this machine, connected by its loopback interface."""
+    """The ranks on this machine, connected by its loopback interface or each on an emulated node (CPU)."""
+    if options.bandwidth:
+        nodes = stack.enter_context(Cluster(options.ranks, bandwidth=options.bandwidth)).nodes
+        names = [{"GLOO_SOCKET_IFNAME": node.interface} for node in nodes]
+        return [
+            Place(rank, options.ranks, rank, node=rank, netns=node.netns, environment=names[rank])
+            for rank, node in enumerate(nodes)
+        ]
     gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     shared = -(-options.ranks // gpus) if gpus else 0
     base = stack.enter_context(mps_daemon()) if shared > 1 else {}
@@ -102,7 +111,7 @@ def result_of(
 
 def _command(name: str, options: Options) -> str:
     """The command that repeats a measurement."""
-    values = {key: getattr(options, key) for key in ("device", "model", "data", *_NUMBERS)}
+    values = {key: getattr(options, key) for key in ("device", "model", "data", "bandwidth", *_NUMBERS)}
     if name == "overhead":
         values["codecs"] = ",".join(filter(None, map(compression, options.ways)))
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
@@ -114,7 +123,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"python -m syncline.bench.{name}", description=description)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     made.add_argument("--out", type=Path, help="JSON file")
-    for key in ("model", "data"):
+    for key in ("model", "data", "bandwidth"):
         made.add_argument(f"--{key}", help=f"default: {getattr(Options, key)}")
     for key in _NUMBERS:
         made.add_argument(f"--{key.replace('_', '-')}", type=int)

@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from syncline._compat import FileStore
 from syncline.cluster.ranks import Place
 from syncline.engine import attach
+from syncline.engine.tuning.tuner import TUNED
+from syncline.errors import UsageError
+from syncline.spec import parse_one
 from syncline.train.workload import build, load_optimizer
 
-TUNED_STEPS = 24
-"""Steps after which an attached model has its plan and has measured the network."""
+_HOOKS = {"ddp": None, "ddp-bf16": bf16_compress_hook}
+"""By kind of DDP, the hook that sends its buckets."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class Options:
     threads: int = 1
     seed: int = 0
     timeout_s: float = 300.0
+    bandwidth: str = ""
+    """Of the links between ranks, each on an emulated node; empty: the loopback interface."""
+    memory: bool = True
+    """Whether memory is measured, too."""
+    plan_cache: str = ""
+    """A folder that attached models use as their plan cache; empty: none."""
 
 
 def compression(way: str) -> str | None:
@@ -52,10 +62,13 @@ def compression(way: str) -> str | None:
 
 
 class Way:
-    """A new model with its optimizer: trained alone, under DDP, or attached."""
+    """A new model with its optimizer, trained `alone`, under `ddp(bucket_mb=5)` or `ddp-bf16`, or `syncline(CODEC)`."""
 
-    def __init__(self, name: str, options: Options, device: torch.device) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, options: Options, device: torch.device, *, plan_cache: str = "", connected: bool = True
+    ) -> None:
+        """`plan_cache`: a folder with the plans of earlier runs. `connected=False`: `connect` is called later."""
+        self.name, self._plan_cache = name, plan_cache
         self.sync: Any = None
         workload = build(options.model, options.data, seed=options.seed).to(device)
         (phase,) = workload.phases
@@ -66,10 +79,35 @@ class Way:
         self.parameters = list(phase.module.parameters())
         self.optimizer = load_optimizer(options.optimizer, self.parameters)
         self.loss: Any = None
-        if name == "ddp":
-            self.module = DistributedDataParallel(phase.module, gradient_as_bucket_view=True)
-        elif name != "alone":
-            self.sync = attach(phase.module, self.optimizer, compress=compression(name))
+        if connected:
+            self.connect()
+
+    def connect(self) -> None:
+        """Wrap the model in DDP, or attach it."""
+        call = parse_one(self.name)
+        if call.name in _HOOKS:
+            bucket = float(call.kwargs.get("bucket_mb", 25))
+            self.module = DistributedDataParallel(self.module, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
+            if (hook := _HOOKS[call.name]) is not None:
+                self.module.register_comm_hook(None, hook)
+        elif call.name == "syncline":
+            cache = self._plan_cache or False
+            self.sync = attach(self.module, self.optimizer, compress=compression(self.name), plan_cache=cache)
+        elif self.name != "alone":
+            raise UsageError(f"'{self.name}' is not a way to train: use alone, ddp, ddp-bf16 or syncline(CODEC)")
+
+    def warm_up(self, least: int) -> None:
+        """Train until an attached model has its plan, at least this many steps."""
+        for step in range(2 * TUNED):
+            if step >= least and (self.sync is None or self.sync.auto is None or self.sync.auto.settled):
+                break
+            self.step()
+        self.wait()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.sync is not None:
+            self.sync.close()
 
     def forward_backward_step(self) -> list[float]:
         """Run a step without `zero_grad`; the milliseconds of the training thread in forward, backward and step."""

@@ -87,13 +87,31 @@ def overhead(
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
+    never_slower: Annotated[
+        bool, typer.Option(help="Instead: the best DDP on several networks, with first steps; about 18 minutes.")
+    ] = False,
+    quick: Annotated[bool, typer.Option(help="With --never-slower: two small cells.")] = False,
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
+    if never_slower:
+        if device != "cpu" or codecs or model or steps or threads:
+            raise UsageError("--never-slower has its own models, codecs and steps, on the CPU: leave those options out")
+        session.enter_user_namespace()
+    elif quick:
+        raise UsageError("--quick is for --never-slower: use fewer --steps")
     _prepare(device, threads, steps, seed)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
 
     console = Console(stderr=as_json)
+    if never_slower:
+        from syncline.bench.overhead import never_slower as claims
+        from syncline.report.tables import simple_table
+
+        result = claims.measure(quick=quick, progress=lambda text: say(text, console))
+        shown = simple_table("never slower", *claims.table(result))
+        _finish("never-slower", result, shown, console, out=out, as_json=as_json)
+        return
     options = bench.options(device, _codec_names(codecs), model=model, steps=steps, threads=threads, seed=seed)
     result = bench.measure(options, progress=lambda text: say(text, console))
     _finish("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)

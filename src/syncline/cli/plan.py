@@ -64,6 +64,7 @@ def _measure(config: Config, compress: str | None) -> Path | None:
     """Train a few steps; returns the run folder, or None on every rank of a launcher but the first."""
     run = session.session_runner(config)
     from syncline.cli.progress import Notes
+    from syncline.engine.attach import FULL
     from syncline.engine.tuning.choose import allowed_codecs
     from syncline.plan.planner import ALWAYS
     from syncline.plan.predict import built
@@ -72,7 +73,7 @@ def _measure(config: Config, compress: str | None) -> Path | None:
     if allowed_codecs(spec) is None:
         text = built(spec).text
         spec = "auto" if text in ALWAYS else f"auto({text})"
-    config = config.override({**_FIXED, "compare.strategies": [f"syncline({spec})"], "compare.scale": []})
+    config = config.override({**_FIXED, "compare.strategies": [f"syncline({spec}, tune={FULL})"], "compare.scale": []})
     watch = Notes(Console(stderr=True))
     done = run(config, out=None, watcher=watch)
     if done is None:

@@ -21,7 +21,7 @@ PAYLOAD = 0.95
 """The assumed share of payload in a link's bits, if the bandwidth of the recorded link is unknown."""
 MOST_NODES = 100_000
 """The largest network that is predicted: the bytes of every rank are counted."""
-FIX = "run syncline train --strategy 'syncline(auto)' first"
+FIX = "run syncline train --strategy 'syncline(auto, tune=full)' first"
 """How to make a run with costs."""
 _FEWEST_STEPS = 3
 

@@ -28,7 +28,9 @@ app = new_app()
 def simulate(
     run: Annotated[
         Path,
-        typer.Argument(help="A run folder or a trace; for other networks and codecs, a run of syncline(auto)."),
+        typer.Argument(
+            help="A run folder or a trace; for other networks and codecs, one of syncline(auto, tune=full)."
+        ),
     ],
     what: Annotated[
         str | None,
@@ -53,7 +55,7 @@ def simulate(
     """Predict the step of a recorded run if something were different, with the error of replaying it unchanged.
 
     --what replays the trace, and works with any trace. --nodes, --bandwidth, --compress and --sweep predict from cost
-    curves, which a run of syncline(auto) leaves.
+    curves, which a run of syncline(auto, tune=full) leaves.
     """
     from syncline.cli import recorded_run as r
     from syncline.cli import replay

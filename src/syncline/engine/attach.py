@@ -13,11 +13,19 @@ from syncline.engine.other_wrappers import refuse_wrapped
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.engine.sync import Sync
 from syncline.engine.tuning.choose import allowed_codecs
-from syncline.errors import UsageError
-from syncline.plan import Plan, Shape, default_plan, shape_of
+from syncline.engine.tuning.plan_memory import PlanMemory
+from syncline.errors import UsageError, short
+from syncline.plan import ALWAYS, Plan, Shape, bucket_plan, default_plan, shape_of
 from syncline.plan import load as load_plan
+from syncline.plan.cache import cache_folder
+from syncline.plan.check import REDUCER_CODECS
 from syncline.trace import Recorder
 from syncline.trace.record.session import record_attached
+
+FULL = "full"
+"""`tune="full"`: measure the job at once, whatever that costs."""
+START = "reducer"
+"""The executor of the first steps, where torch's reducer can run them; `overlap`: always our own."""
 
 
 def attach(
@@ -35,7 +43,8 @@ def attach(
     recorder: Recorder | None = None,
     seed: int = 0,
     workers: int = 3,
-    tune: bool = True,
+    tune: bool | str = True,
+    plan_cache: bool | str | Path | None = None,
 ) -> Sync:
     """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
@@ -61,8 +70,11 @@ def attach(
         recorder: Receives the engine's spans. None: the process's recorder (see `trace.start`, SYNCLINE_TRACE).
         seed: Seed of codecs that draw random numbers; the same on all ranks.
         workers: Threads that run launches on a CPU; CUDA uses streams instead.
-        tune: Time a few early steps without overlap and find the best launch order for this job (and, on a GPU that
-            waits for its host, larger units). Not with `plan`.
+        tune: Find the fastest executor, buckets or launch order for this job while it trains, starting as DDP does;
+            `"full"` measures network, codecs and layers at once, whatever that costs. Not with `plan`.
+        plan_cache: Folder for the plans that tuning finds, so that the next run of the same job starts tuned. False: no
+            such folder. None: as SYNCLINE_PLAN_CACHE says (a folder, or `off`), else `~/.cache/syncline/plans`; off
+            under pytest.
 
     Returns:
         The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.
@@ -74,17 +86,27 @@ def attach(
     shapes = [shape_of(name, p) for name, p in named]
     allowed = None if compress is None else allowed_codecs(compress, device=device.type)
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    overlap = _overlap_plan(
+        plan, shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=groups.world
+    )
+    if tune not in (True, False, FULL):
+        raise UsageError(f"tune is {short(tune)}: use True, False or '{FULL}'")
+    tuned = allowed is not None or (bool(tune) and plan is None)
+    codecs = {unit.codec for unit in overlap.units} if allowed is None else {*ALWAYS, *allowed}
     sync = Sync(
         model,
         list(optimizers),
         groups=groups,
         device=device,
-        plan=_first_plan(
-            plan, shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=groups.world
-        ),
+        plan=_first_plan(model, shapes, overlap) if tuned and tune != FULL else overlap,
         shapes=shapes,
         allowed=allowed,
-        tune=allowed is not None or (tune and plan is None),
+        overlap=overlap if tuned else None,
+        memory=PlanMemory(
+            cache_folder(plan_cache),
+            request=f"compress {compress}, exchange {exchange}, update {update}, workers {workers}, buffers {buffers}",
+            codecs=sorted(codecs),
+        ),
         buffers=buffers,
         update=update,
         sentinel=sentinel,
@@ -130,7 +152,7 @@ def _device_of(parameters: Sequence[Tensor]) -> torch.device:
     return device
 
 
-def _first_plan(
+def _overlap_plan(
     plan: Plan | str | Path | None,
     shapes: Sequence[Shape],
     *,
@@ -139,7 +161,7 @@ def _first_plan(
     auto: bool,
     world: int,
 ) -> Plan:
-    """The plan of the first steps. `auto`: the final one is found later, and may not be restricted by the user."""
+    """The given plan, or a default one. `auto`: the final one is found later, and may not be restricted by the user."""
     if auto and plan is not None:
         raise UsageError("compress='auto' finds a plan, and one was given: leave compress out, or the plan")
     if auto and exchange is not None:
@@ -154,3 +176,13 @@ def _first_plan(
         made = plan if isinstance(plan, Plan) else load_plan(plan)
     made.check(shapes, world=max(2, world))
     return made
+
+
+def _first_plan(model: nn.Module, shapes: Sequence[Shape], overlap: Plan) -> Plan:
+    """The plan of a job's first steps: DDP's buckets, if torch's reducer can send them; tuning finds a better one."""
+    kinds = {(unit.codec, unit.exchange) for unit in overlap.units}
+    (codec, exchange), *others = sorted(kinds)
+    suits = not isinstance(model, torch.jit.ScriptModule) and not any(p.is_complex() for p in model.parameters())
+    if START != "reducer" or others or codec not in REDUCER_CODECS or exchange != "allreduce" or not suits:
+        return overlap
+    return bucket_plan(shapes, codec=codec)

@@ -103,6 +103,19 @@ class StepObserver(Protocol):
         """All parameters are updated."""
 
 
+class PassObserver(Protocol):
+    """Sees the backward passes that torch's reducer averages, without slowing them down."""
+
+    def pass_begins(self) -> None:
+        """A backward pass begins that will be averaged."""
+
+    def pass_computed(self, fired: Sequence[Tensor]) -> None:
+        """All its own work was issued; the gradients of these parameters were complete in this order."""
+
+    def pass_averaged(self) -> None:
+        """Its gradients are averaged."""
+
+
 class WatchedEngine(Protocol):
     """An engine whose peers are watched (`health/`); `attach` and the DDP hook are such engines."""
 
@@ -181,6 +194,9 @@ class TunableEngine(EngineView, Protocol):
 
     def profile(self, observer: StepObserver | None) -> None:
         """Run steps without overlap from now on and report them to `observer`; None: back to normal."""
+
+    def watch_passes(self, observer: PassObserver | None) -> None:
+        """Report the backward passes under torch's reducer to `observer` from now on; None: to nobody."""
 
     def observe_touches(self, tickets: Sequence[Ticket]) -> None:
         """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""

@@ -24,7 +24,7 @@ from syncline.engine.backward import Backward, accumulated_twice, sparse_gradien
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.inflight.plain_copies import StayingHook
 from syncline.engine.launch.units import UnitRun, as_real
-from syncline.engine.protocols import EngineView
+from syncline.engine.protocols import EngineView, PassObserver
 from syncline.engine.running_plan import RunningPlan
 from syncline.engine.step_state import Phase, StepState
 from syncline.errors import UsageError
@@ -85,6 +85,8 @@ class ReducerBackward:
         self._hooks: list[Any] = []
         self._holder: Any = None
         self._stop_following: Callable[[], None] | None = None
+        self.observer: PassObserver | None = None
+        """Sees every pass that is averaged (tuning)."""
 
     @property
     def active(self) -> bool:
@@ -176,6 +178,8 @@ class ReducerBackward:
         if not any(trained) or not self.active:
             return run()
         reducer = self._prepare(trained)
+        if self.observer is not None:
+            self.observer.pass_begins()
         if not create_graph:
             reducer.prepare()
         self._in_pass = True
@@ -224,6 +228,8 @@ class ReducerBackward:
             state.begin_backward()
         self._began(self._running.trained)
         begin = engine.recorder.mark("wait")
+        if self.observer is not None:
+            self.observer.pass_computed(self._fired)
         with engine.communicating("the average of the gradients"):
             reducer.finish(self._fired, failed=self._pass_failed)
             self._fired.clear()
@@ -232,6 +238,8 @@ class ReducerBackward:
             engine.executor.watch("all", engine.groups.rounds[0])
             if self._backward.buffers:
                 self._backward.send_buffers()
+        if self.observer is not None:
+            self.observer.pass_averaged()
         state.end_backward()
         state.settle()
         engine.tell_peers(f"step {engine.step}: after backward")

@@ -36,11 +36,12 @@ from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups
-from syncline.engine.protocols import Executor, StepObserver, Ticket
+from syncline.engine.protocols import Executor, PassObserver, StepObserver, Ticket
 from syncline.engine.reducer_backward import ReducerBackward
 from syncline.engine.running_plan import RunningPlan
 from syncline.engine.shutdown import close_at_exit, close_when_collected, forget
 from syncline.engine.step_state import Phase, StepState
+from syncline.engine.tuning.plan_memory import PlanMemory
 from syncline.engine.tuning.tuner import Tuner
 from syncline.exchange import Link
 from syncline.plan import Plan, Shape
@@ -66,7 +67,8 @@ class Sync:
         plan: Plan,
         shapes: Sequence[Shape],
         allowed: Sequence[str] | None,
-        tune: bool,
+        overlap: Plan | None,
+        memory: PlanMemory,
         buffers: bool,
         update: str | None,
         sentinel: int,
@@ -74,7 +76,10 @@ class Sync:
         seed: int,
         workers: int,
     ) -> None:
-        """`attach` has checked the arguments. `allowed`: the codecs of "auto", None for the codecs of the plan."""
+        """`attach` has checked the arguments. `allowed`: the codecs of "auto", None for the codecs of the plan.
+
+        `overlap`: the plan from which tuning starts with our own executor; None: no tuning.
+        """
         self.model, self.groups, self.device = model, groups, device
         self.rank, self.world = groups.rank, groups.world
         self.step = 0
@@ -96,7 +101,9 @@ class Sync:
         self._in_flight = InFlight(self, self._state)
         changes = attached_models.ModelChanges(model, self.slots)
         self._sentinel = Sentinel(self, every=sentinel)
-        self.auto = Tuner(self, allowed) if tune and self.world > 1 else None
+        self.auto: Tuner | None = None
+        if overlap is not None and self.world > 1:
+            self.auto = Tuner(self, allowed, overlap=overlap, memory=memory)
         self._backward = Backward(
             self,
             self._state,
@@ -184,7 +191,10 @@ class Sync:
         self.wait()
         with self.communicating("replan"), self.on_device():
             self.groups.agree(_text_of(plan), "plans")
+            same = plan.hash == self.plan.hash and bool(self.groups.rounds)
             self._running.plan = plan
+            if same:
+                return  # it runs already; its facts may be new
             self._running.connect()
         self._running.build()
         self._use_planned_executor()
@@ -303,6 +313,9 @@ class Sync:
         undo = [self._unguard, self._end_plain_copies, compiled.stop_watching, finder.close, self._peers.close]
         self._finalizer = close_when_collected(self, partial(_leave_dropped, undo, self.recorder, self._counted))
         self._finalizer.atexit = False
+        if self.auto is not None:
+            with self.communicating("the plans of earlier runs"), self.on_device():
+                self.auto.recall()
 
     def _agree(self, options: str) -> None:
         """Raise on every rank unless all attach the same model in the same way."""
@@ -409,6 +422,10 @@ class Sync:
         self._backward.observer = None if observer is None else observer.gradient_complete
         self._profiled = observer is not None
         self._use_planned_executor()
+
+    def watch_passes(self, observer: PassObserver | None) -> None:
+        """Report the backward passes under torch's reducer to `observer` from now on; None: to nobody."""
+        self._reducer.observer = observer
 
     def observe_touches(self, tickets: Sequence[Ticket]) -> None:
         """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""

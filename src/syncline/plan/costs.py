@@ -131,24 +131,33 @@ def over(codec: str, exchange: str) -> str:
 def load_costs(path: Path) -> Costs:
     """Read what `Costs.to_json` wrote."""
     try:
-        table: Any = read_json(path)
-        if table.pop("version", None) != VERSION:
+        table = read_json(path)
+        if table.get("version") != VERSION:
             raise UsageError(f"{path} does not hold costs of version {VERSION}: measure again with syncline plan")
-        table.pop("tail", None)  # earlier versions wrote it, always 0
-        table["link"] = LinkCost(**table["link"])
-        table["update"] = Curve(**table["update"])
-        table["host"] = Host(**table.get("host", {}))
-        for kind in ("codecs", "carried"):
-            table[kind] = {name: _codec(stages) for name, stages in table.get(kind, {}).items()}
-        for name in (*table["codecs"], *table["carried"]):
+        found = costs_of(table)
+        for name in (*found.codecs, *found.carried):
             check_file(name, source=str(path), fix="repeat it with --compress, or use --trust if you trust the file")
-        return Costs(**table)
+        return found
     except OSError as error:
         raise UsageError(f"cannot read {path}: {reason(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} does not hold costs: {error}") from None
+
+
+def costs_of(content: Any) -> Costs:
+    """The costs in a parsed JSON text; various errors if there are none."""
+    table = dict(content)
+    if table.pop("version") != VERSION:
+        raise ValueError(f"these are not costs of version {VERSION}")
+    table.pop("tail", None)  # earlier versions wrote it, always 0
+    table["link"] = LinkCost(**table["link"])
+    table["update"] = Curve(**table["update"])
+    table["host"] = Host(**table.get("host", {}))
+    for kind in ("codecs", "carried"):
+        table[kind] = {name: _codec(stages) for name, stages in table.get(kind, {}).items()}
+    return Costs(**table)
 
 
 def _codec(stages: Mapping[str, Any]) -> CodecCost:

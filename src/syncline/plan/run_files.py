@@ -54,7 +54,7 @@ def load_recorded(folder: Path) -> Recorded:
         table = read_json(file)
         if table["version"] != VERSION:
             raise UsageError(
-                f"{file} is not of version {VERSION}: run syncline train --strategy 'syncline(auto)' again"
+                f"{file} is not of version {VERSION}: run syncline train --strategy 'syncline(auto, tune=full)' again"
             )
         shapes, frozen = (
             tuple(Shape(str(name), tuple(map(int, dims)), _dtype(dtype)) for name, dims, dtype in rows)

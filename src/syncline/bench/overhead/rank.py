@@ -11,7 +11,7 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses
 from syncline.bench.timing import Clock
-from syncline.bench.training import TUNED_STEPS, BlockTimes, Options, Way, joined, synchronise
+from syncline.bench.training import BlockTimes, Options, Way, joined, synchronise
 from syncline.cluster.ranks import Place, Report
 from syncline.stats import mean, median
 
@@ -34,7 +34,7 @@ class Record(BlockTimes):
     kept_busy: list[bool] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     loss: float = math.nan
-    plan: dict[str, int] = field(default_factory=dict)
+    plan: dict[str, int | str] = field(default_factory=dict)
 
 
 def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) -> dict[str, Any]:
@@ -45,13 +45,13 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
         ways: list[Way] = []
         records = {name: Record() for name in options.ways}
         for name in options.ways:
-            base = _held(device)
+            base = _held(device) if options.memory else 0
             way = Way(name, options, device)
             expected = TENSORS.get(options.model.partition("(")[0], len(way.parameters))
             assert len(way.parameters) == expected, f"{options.model} has {len(way.parameters)} tensors, not {expected}"
-            for _ in range(max(options.warm_up, TUNED_STEPS)):
-                way.step()
-            records[name].memory = _memory(way, device, base)
+            way.warm_up(options.warm_up)
+            if options.memory:
+                records[name].memory = _memory(way, device, base)
             ways.append(way)
             report(f"{name}: warm")
         for block in range(options.blocks):
@@ -67,8 +67,10 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
             records[way.name].loss = float(way.loss.detach())
             if way.sync is not None:
                 plan = way.sync.plan
-                records[way.name].plan = {"units": len(plan.units), "launches": len(plan.order)}
-                way.sync.close()
+                codecs = ", ".join(sorted({unit.codec for unit in plan.units}))
+                facts = {"units": len(plan.units), "launches": len(plan.order)}
+                records[way.name].plan = {**facts, "executor": plan.executor, "codecs": codecs}
+                way.close()
         dist.barrier()
         gradient = sum(p.nbytes for p in ways[0].parameters)
         values = {name: vars(record) for name, record in records.items()}

@@ -5,13 +5,16 @@ from typing import Any
 
 from syncline.bench.overhead.rank import PHASES
 from syncline.bench.timing import ratios, summarize
+from syncline.spec import parse_one
+from syncline.stats import median
 
 _TIMES = ("step", "cpu", "thread", "issue")
 
 
 def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Figures of a way over all ranks: medians, quartiles, and ratios to DDP and differences from alone by round."""
-    mine, ddp, alone = ([record["ways"][way] for record in records] for way in (name, "ddp", "alone"))
+    mine, ddp = ([record["ways"][way] for record in records] for way in (name, "ddp"))
+    alone = [record["ways"].get("alone") for record in records]
     made: dict[str, Any] = {"way": name, "loss": mine[0]["loss"], "plan": mine[0]["plan"]}
     made |= {"ratio_to_ddp": {}, "above_alone_ms": {}}
     for kind in _TIMES:
@@ -19,8 +22,9 @@ def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
             continue
         made[f"{kind}_ms"] = summarize(_pooled(mine, kind))
         made["ratio_to_ddp"][kind] = summarize(ratios(_pooled(mine, kind), _pooled(ddp, kind)))
-        pairs = zip(_pooled(mine, kind), _pooled(alone, kind), strict=True)
-        made["above_alone_ms"][kind] = summarize([a - b for a, b in pairs])
+        if alone[0] is not None:
+            pairs = zip(_pooled(mine, kind), _pooled(alone, kind), strict=True)
+            made["above_alone_ms"][kind] = summarize([a - b for a, b in pairs])
     for kind in ("phases", "issue_phases"):
         columns = list(zip(*_pooled(mine, kind), strict=True))
         if columns:
@@ -28,12 +32,30 @@ def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if mine[0]["kept_busy"]:
         busy = _pooled(mine, "kept_busy")
         made["kept_busy"] = sum(busy) / len(busy)
+    if alone[0] is None or not mine[0]["memory"]:
+        return made
     gradient = records[0]["gradient_bytes"]
     here, there = mine[0]["memory"], alone[0]["memory"]
     made["memory_bytes"] = here
     made["memory_above_alone_of_gradients"] = {
         moment: (here[moment] - (0 if moment == "state" else there[moment])) / gradient for moment in here
     }
+    return made
+
+
+RIVALS = {"syncline": ("ddp",), "syncline(bf16)": ("ddp-bf16",), "syncline(auto)": ("ddp", "ddp-bf16")}
+"""By way: the kinds of DDP that send gradients of the same quality. The rival is the best of all their bucket sizes."""
+
+
+def against_rival(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of a way to the best DDP that is comparable: `rival`, and step and CPU time by round."""
+    rivals = [way for way in records[0]["ways"] if parse_one(way).name in RIVALS[name]]
+    made: dict[str, Any] = {"way": name}
+    for kind in ("step", "cpu"):
+        times = {way: _pooled([record["ways"][way] for record in records], kind) for way in (name, *rivals)}
+        if kind == "step":
+            made["rival"] = min(rivals, key=lambda way: median(times[way]))
+        made[kind] = summarize(ratios(times[name], times[made["rival"]]))
     return made
 
 

@@ -5,14 +5,20 @@ and attached, in blocks of steps that alternate. Every ratio compares two blocks
 """
 
 import math
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from syncline import codecs
+from syncline.bench.output import write_json
+from syncline.bench.overhead import never_slower
 from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import row, table
 from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.training import Options
+from syncline.errors import UsageError
+from syncline.report.figures import text_table
 from syncline.spec import split
 
 CODECS = ("bf16", "powersgd(rank=4)")
@@ -52,4 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser("overhead", __doc__)
     what = "comma list of specs to attach with; default: bf16 and powersgd"
     commands.add_argument("--codecs", dest="names", metavar="CODECS", type=split, help=what)
-    return run_command(commands, arguments, options, measure, table)
+    against = "instead: the best DDP on the CPU, on several networks, with the first steps; about 18 minutes"
+    commands.add_argument("--never-slower", action="store_true", help=against)
+    commands.add_argument("--quick", action="store_true", help="with --never-slower: two small cells")
+    given = commands.parse_args(arguments)
+    if not given.never_slower:
+        return run_command(commands, arguments, _options_of_command, measure, table)
+    result = never_slower.measure(quick=given.quick, progress=partial(print, file=sys.stderr))
+    print(text_table(*never_slower.table(result)))
+    print("\n".join(result["warnings"]))
+    if given.out is not None:
+        write_json(result, given.out)
+    return 0
+
+
+def _options_of_command(*, never_slower: bool, quick: bool, **asked: Any) -> Options:
+    if quick:
+        raise UsageError("--quick is for --never-slower: use fewer --blocks and --steps")
+    return options(**asked)

@@ -21,6 +21,7 @@ from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, warm_up
 from syncline.errors import UsageError
 from syncline.files import write_text
+from syncline.plan.cache import VARIABLE
 from syncline.results.file import strict
 from syncline.spec import parse, show
 from syncline.trace.record.cpu_time import available_cores
@@ -100,6 +101,7 @@ def _contest(
             path = folder.strategy(run.strategy, world_size=run.workers, several=False)
             where = place_ranks(config, run, cluster=cluster, variables=variables)
             where = [_sharing_channels(place, sum(other.workers for other in runs)) for place in where]
+            where = [replace(place, environment={**place.environment, VARIABLE: "off"}) for place in where]
             # Bytes are counted per node: with several ranks on a node, they cannot be attributed to one.
             alone = cluster is not None and run.workers <= config.cluster.nodes
             contest.start(run, where, folder=path, count_wire=alone)

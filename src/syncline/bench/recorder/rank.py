@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.bench.training import TUNED_STEPS, BlockTimes, Options, Way, joined
+from syncline.bench.training import BlockTimes, Options, Way, joined
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.record.recorder import process_recorder
 from syncline.trace.record.sampling import Sampling, sampling_interval
@@ -41,9 +41,7 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
     with joined(options, place, store) as device:
         for name in options.ways:
             way = Way(name, options, device)
-            for _ in range(max(options.warm_up, TUNED_STEPS if way.sync is not None else 0)):
-                way.step()
-            way.wait()
+            way.warm_up(options.warm_up)
             report(f"{name}: warm")
             records[name] = _way(way, options, device, folder, report)
             tensors = len(way.parameters)

@@ -27,6 +27,7 @@ from syncline._compat import (
 from syncline.codecs import Merge
 from syncline.codecs.coder import cast
 from syncline.codecs.requests import adding
+from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.engine.launch.units import Slot, UnitRun
 from syncline.engine.weak_callback import weak_callback
 from syncline.trace import Recorder
@@ -65,6 +66,8 @@ class BucketReducer:
         """The first parameter of each bucket."""
         for unit in self._units[:-1]:
             self._firsts.append(self._firsts[-1] + len(unit.slots))
+        self._rounded: dict[int, Bf16Buffers] = {}
+        """By bucket, what is sent, on a CPU with BF16."""
         self._memory_users: list[int] = []
         """By bucket: users of its memory while nobody else has a gradient, or a view of one."""
         self._reducer = self._make()
@@ -159,7 +162,7 @@ class BucketReducer:
         unit, buffer, recorder = self._units[bucket.index()], bucket.buffer(), self._recorder
         step = recorder.step
         begin = recorder.mark("encode")
-        part = self._share(unit.row.codec, buffer)
+        part = self._share(bucket.index(), unit.row.codec, buffer)
         start = recorder.mark("exchange")
         recorder.add("encode", "encode", begin, start, unit=unit.row.name, step=step)
         work = dist.all_reduce(part, group=self._group, async_op=True)
@@ -176,9 +179,13 @@ class BucketReducer:
         future: torch.futures.Future[Any] = work.get_future().then(arrived)
         return future
 
-    def _share(self, codec: str, buffer: Tensor) -> Tensor:
+    def _share(self, index: int, codec: str, buffer: Tensor) -> Tensor:
         """What this rank adds to the sum; it may overwrite the buffer."""
         if codec == "none":
             return buffer.mul_(1 / self._world)
+        if codec == "bf16" and buffer.device.type == "cpu" and buffer.dtype == torch.float32:
+            # In memory that stays: on a CPU the first writes to new memory take longer than the conversion.
+            rounded = self._rounded.setdefault(index, Bf16Buffers())
+            return rounded.write([Merge(buffer, cast(torch.bfloat16), own=False)], self._world).tensor
         part, _ = adding(Merge(buffer, cast(_WIRE[codec]), own=False, scratch=True), self._world)
         return part

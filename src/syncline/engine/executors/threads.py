@@ -65,8 +65,9 @@ class ThreadTicket:
 class ThreadExecutor:
     """Worker threads over the launches of a backward pass, in order.
 
-    All state is guarded by the condition `_changed`: public methods take it, private ones are called with it held
-    unless they say otherwise.
+    All state is guarded by the lock `_lock`: public methods take it, private ones are called with it held unless they
+    say otherwise. Threads wait for conditions of this lock, one per kind of wait: a thread that wakes up for nothing
+    takes the interpreter from the training thread.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class ThreadExecutor:
         self.recorder, self._peers, self._cut = recorder, peers, cut
         self.failure: BaseException | None = None
         self.lanes = workers
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._launchable, self._updatable, self._turned = (threading.Condition(self._lock) for _ in range(3))
+        """A launch may start; an update may start; a collective was issued, so the next one may be."""
         self._order: list[Launch] = []
         self._next = 0
         """Place in `_order` of the launch that starts next."""
@@ -91,20 +94,19 @@ class ThreadExecutor:
         """Tickets that are not resolved."""
         self._closing = self._explaining = False
         # Updates have their own thread: all workers may be busy with the network for long.
-        kinds: list[tuple[Take, str]] = [(ThreadExecutor.next_launch, f"worker-{i}") for i in range(workers)]
-        kinds.append((ThreadExecutor.next_update, "updates"))
-        known = weakref.ref(self)
+        known, launchable = weakref.ref(self), self._launchable
+        kinds = [((known, launchable, ThreadExecutor.next_launch), f"worker-{i}") for i in range(workers)]
+        kinds.append(((known, self._updatable, ThreadExecutor.next_update), "updates"))
         self._threads = [
-            threading.Thread(target=_run_jobs, args=(known, self._changed, take), name=f"syncline-{name}", daemon=True)
-            for take, name in kinds
+            threading.Thread(target=_run_jobs, args=job, name=f"syncline-{name}", daemon=True) for job, name in kinds
         ]
-        weakref.finalize(self, _wake, self._changed).atexit = False
+        weakref.finalize(self, _wake, (self._launchable, self._updatable, self._turned)).atexit = False
         for thread in self._threads:
             thread.start()
 
     def begin(self, order: Sequence[Launch]) -> None:
         """Start a backward pass; its launches run in this order."""
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             self._order, self._next = list(order), 0
             self._exchanges, self._after = {}, {}
@@ -123,14 +125,14 @@ class ThreadExecutor:
 
     def ready(self, unit: UnitRun) -> None:
         """A unit's gradients are complete."""
-        with self._changed:
+        with self._lock:
             for launch in unit.launches:
                 launch.ready = True
-            self._changed.notify_all()
+            self._wake_worker()
 
     def append(self, unit: UnitRun) -> None:
         """Add a complete unit to the running pass, behind those before it (DDP's buckets come one by one)."""
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             self._exchanges[unit] = self._ticket()
             for launch in unit.launches:
@@ -139,6 +141,7 @@ class ThreadExecutor:
                 self._turns += [0] * (launch.rounds - len(self._turns))
             for number in range(len(self._turns)):
                 self._skip_absent(number)
+            self._wake_worker()
 
     def end_backward(self) -> None:
         """Nothing to do: workers start launches as their units get ready."""
@@ -148,7 +151,7 @@ class ThreadExecutor:
 
     def after(self, unit: UnitRun | None, work: Work) -> ThreadTicket:
         """Do `work` when the unit's gradients have arrived."""
-        with self._changed:
+        with self._lock:
             ticket = self._ticket()
             exchanged = None if unit is None else self._exchanges.get(unit)
             if unit is not None and exchanged is not None and not exchanged.done():
@@ -165,14 +168,14 @@ class ThreadExecutor:
 
     def fail(self, error: BaseException) -> None:
         """Do nothing any more: whoever waits gets the error. From any thread; the first error counts."""
-        with self._changed:
+        with self._lock:
             first = self.failure is None
             if self.failure is None:
                 self.failure = error
             for ticket in self._tickets:
                 ticket.resolve(self.failure)
             self._tickets.clear()
-            self._changed.notify_all()
+            self._wake_all()
         if first:
             # A thread inside a collective when the interpreter ends would abort the process.
             self._cut()
@@ -185,9 +188,9 @@ class ThreadExecutor:
 
     def close(self) -> None:
         """End the threads; after a failure, threads that are stuck in a user's codec are abandoned."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            self._wake_all()
         until = time.monotonic() + _JOIN_S
         for thread in self._threads:
             thread.join(timeout=None if self.failure is None else max(0.0, until - time.monotonic()))
@@ -204,7 +207,16 @@ class ThreadExecutor:
     def _push(self, unit: UnitRun | None, work: Work, ticket: ThreadTicket) -> None:
         """An update can run now. Of several, the one that the next forward needs first goes first."""
         heapq.heappush(self._due, (unit.index if unit is not None else -1, next(self._count), work, ticket))
-        self._changed.notify_all()
+        self._updatable.notify()
+
+    def _wake_worker(self) -> None:
+        """Wake one worker if a launch may start; it wakes the next one if there are more."""
+        if self._next < len(self._order) and self._order[self._next].ready:
+            self._launchable.notify()
+
+    def _wake_all(self) -> None:
+        for condition in (self._launchable, self._updatable, self._turned):
+            condition.notify_all()
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -212,7 +224,7 @@ class ThreadExecutor:
 
     def explain(self, unit: str, error: BaseException) -> None:
         """Fail with an error that names the peer to blame, if one is. From a worker thread, without the lock."""
-        with self._changed:
+        with self._lock:
             if self._explaining or self.failure is not None:
                 return
             # From here on an alarm may be our own. And peers are told before anybody here gets the error.
@@ -225,15 +237,16 @@ class ThreadExecutor:
         return not self._closing and self.failure is None
 
     def next_launch(self) -> Work | None:
-        """The next launch, if it can run. With `_changed` held."""
+        """The next launch, if it can run. With the lock held."""
         if self._next == len(self._order) or not self._order[self._next].ready:
             return None
         launch = self._order[self._next]
         self._next += 1
+        self._wake_worker()
         return lambda: self._run_launch(launch)
 
     def next_update(self) -> Work | None:
-        """The next update, if one can run. With `_changed` held."""
+        """The next update, if one can run. With the lock held."""
         if not self._due:
             return None
         _, _, work, ticket = heapq.heappop(self._due)
@@ -247,7 +260,7 @@ class ThreadExecutor:
             self.explain(launch.label, error)
             return
         unit = launch.unit
-        with self._changed:
+        with self._lock:
             launch.done = True
             for number in range(len(self._turns)):
                 self._skip_absent(number)
@@ -262,7 +275,7 @@ class ThreadExecutor:
     def _run_update(self, work: Work, ticket: ThreadTicket) -> None:
         """In the thread of updates, without the lock."""
         work()
-        with self._changed:
+        with self._lock:
             self._resolve(ticket)
 
     def _resolve(self, ticket: ThreadTicket) -> None:
@@ -273,11 +286,11 @@ class ThreadExecutor:
     @contextmanager
     def _turn(self, launch: Launch, number: int) -> Iterator[None]:
         """Wait until all launches before this one have issued this round. In a worker thread, without the lock."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.failure is not None or self._turns[number] == launch.position)
+        with self._lock:
+            self._turned.wait_for(lambda: self.failure is not None or self._turns[number] == launch.position)
             self._raise_failure()
         yield
-        with self._changed:
+        with self._lock:
             self._turns[number] += 1
             self._skip_absent(number)
 
@@ -289,9 +302,8 @@ class ThreadExecutor:
             if launch.rounds > number if launch.fixed_rounds else not launch.done:
                 break
             at += 1
-        if at != self._turns[number]:
-            self._turns[number] = at
-        self._changed.notify_all()
+        self._turns[number] = at
+        self._turned.notify_all()
 
 
 Take = Callable[[ThreadExecutor], Work | None]
@@ -322,6 +334,7 @@ def _wait_for_job(known: "weakref.ref[ThreadExecutor]", changed: threading.Condi
     return None
 
 
-def _wake(changed: threading.Condition) -> None:
-    with changed:
-        changed.notify_all()
+def _wake(conditions: Sequence[threading.Condition]) -> None:
+    for condition in conditions:
+        with condition:
+            condition.notify_all()

@@ -36,10 +36,11 @@ def allowed_codecs(text: str, *, device: str = "cpu") -> list[str] | None:
 class PlanChooser:
     """Finds the best plan for measured costs; with `allowed=None` the codecs stay and only the launches change."""
 
-    def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None) -> None:
+    def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None, overlap: Plan) -> None:
+        """`overlap`: the plan for our own executor before anything is measured."""
         self._engine, self._allowed = engine, allowed
-        self.overlap: Plan = engine.plan
-        """The plan in use, or the last one before torch's reducer took over."""
+        self.overlap = overlap
+        """The last plan for our own executor: in use, or in reserve while torch's reducer runs."""
         self._joined: tuple[str, Plan] | None = None
         """Hash of a plan whose units were joined, and the plan before, whose units may come back. On rank 0."""
 

@@ -64,6 +64,10 @@ class Drift:
         self._readings = min(2 * self._readings, _MOST_READINGS) if same else READINGS
         self._step, self._network, self._windows_to_probe = Gauge(), Gauge(network), 1
 
+    def expect(self, step: float) -> None:
+        """The step time of the plan is known from an earlier run: it is the baseline, not that of the first window."""
+        self._step = Gauge(step)
+
     def postpone(self) -> None:
         """There is drift, but nothing can be planned at this step: take it as the baseline and check less often."""
         assert self._network.baseline is not None

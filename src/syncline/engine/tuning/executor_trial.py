@@ -1,30 +1,110 @@
-"""Trial of executors: the planned overlap and torch's reducer run for some steps each, and the fastest stays.
+"""Trial of plans: each runs for a few steps of the job and is timed, and the fastest stays.
 
-Predictions do not decide this: what separates the two on a fast network is the engine's own cost on this machine.
+Predictions do not decide between torch's reducer and our own executors: what separates them on a fast network is the
+engine's own cost on this machine. Steps of a trial are steps of the job, so a trial costs only what a plan is slower.
 """
 
-import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-
-from syncline.plan.buckets import bucket_plans
+from syncline.engine.tuning.watch import Seen
+from syncline.plan.buckets import SIZES, bucket_plan, bucket_plans
+from syncline.plan.check import REDUCER_CODECS
 from syncline.plan.costs import Costs
-from syncline.plan.planner import WORTH
+from syncline.plan.planner import ALWAYS, WORTH
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
-TIMED = 4
+TIMED = 3
 """Steps of each plan that are timed, after one that is not."""
+SLOWER = 0.15
+"""A plan whose first timed step is slower than the fastest plan by this share is not timed further."""
 HOPELESS = 0.75
-"""No trial if the overlap is predicted to take less than this share of the reducer's step."""
+"""No trial of the reducer if the overlap is predicted to take less than this share of its step."""
 TIE = 0.01
-"""The reducer stays if it is slower by less than this share: it leaves more of the CPU to the job."""
+"""Of two plans whose steps differ by less, the earlier one stays: dense before BF16, torch's reducer before ours."""
 MOST_SIZES = 2
-"""How many bucket sizes are tried."""
+"""How many bucket sizes are tried after a plan was found."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A plan and what was seen of its steps."""
+
+    plan: Plan
+    seen: Seen
+
+    @property
+    def step(self) -> float:
+        """Seconds of its step."""
+        return self.seen.step
+
+
+class ExecutorTrial:
+    """Plans that take turns. All numbers that it gets are the same on all ranks, and so are its answers."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        timed: Sequence[Timed] = (),
+        then: Sequence[Callable[[Timed], Sequence[Plan]]] = (),
+        enough: Callable[[Timed], bool] = lambda _: False,
+    ) -> None:
+        """`timed`: plans that were timed before. `then`: each gives more plans when the fastest so far is known.
+
+        `enough(first)`: the first plan need not be timed further, and no other one tried.
+        """
+        self._left, self._then, self.timed = list(plans), list(then), list(timed)
+        self._enough = enough
+
+    @property
+    def current(self) -> Plan | None:
+        """The plan that is to be timed now; None after the last."""
+        if self.timed and self._enough(self.timed[0]):
+            return None
+        while not self._left and self._then and self.timed:
+            known = {one.plan.hash for one in self.timed}
+            self._left = [plan for plan in self._then.pop(0)(self.fastest()) if plan.hash not in known]
+        return self._left[0] if self._left else None
+
+    def due(self, count: int) -> bool:
+        """Whether the ranks should compare their times now: after the first timed step, and after the last."""
+        return count in (1, TIMED)
+
+    def add(self, seen: Seen, count: int) -> bool:
+        """What was seen in `count` timed steps of the current plan; False if it needs more steps."""
+        now = Timed(self._left[0], seen)
+        stop = seen.step > self.fastest().step * (1 + SLOWER) if self.timed else self._enough(now)
+        if count < TIMED and not stop:
+            return False
+        self._left.pop(0)
+        self.timed.append(now)
+        return True
+
+    def fastest(self) -> Timed:
+        """The plan to stay with."""
+        best = self.timed[0]
+        for one in self.timed[1:]:
+            if one.step < best.step * (1 - TIE):
+                best = one
+        return best
+
+
+def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:
+    """The same buckets with BF16, if bytes matter."""
+    if base.seen.exposed < WORTH * base.step:
+        return []
+    arrival = _arrival(base.seen, shapes)
+    return [bucket_plan(shapes, codec=codec, complete=arrival) for codec in ALWAYS if codec != _codec(base.plan)]
+
+
+def other_sizes(best: Timed, shapes: Sequence[Shape]) -> list[Plan]:
+    """The same codec with buckets of other sizes, if there is a wait to shorten."""
+    if best.seen.exposed < WORTH * best.step:
+        return []
+    arrival = _arrival(best.seen, shapes)
+    return [bucket_plan(shapes, codec=_codec(best.plan), bucket_bytes=size, complete=arrival) for size in SIZES]
 
 
 def reducer_plans(
@@ -34,83 +114,22 @@ def reducer_plans(
 
     `codecs` are those that the reducer may use; none if another exchange is asked for.
     """
+    if not set(codecs) <= set(REDUCER_CODECS):
+        return []
     if any(unit.exchange != "allreduce" and unit.codec in codecs for unit in overlap.units):
         return []
     found = bucket_plans(shapes, trained, costs, codecs)
     return [plan for predicted, plan in found[:MOST_SIZES] if step > HOPELESS * predicted]
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A plan and its measured step."""
-
-    plan: Plan
-    step: float
+def measured(one: Timed) -> Plan:
+    """Its plan, with the measured step among the plan's facts."""
+    return replace(one.plan, about={"measured_ms": round(one.step * 1e3, 3), "chosen": _codec(one.plan)})
 
 
-class ExecutorTrial:
-    """Plans that take turns, those of the reducer first: `after_step` after every step, `add` when it gives a time.
-
-    The overlap is tried only if it is predicted to be faster than the reducer was measured to be.
-    """
-
-    def __init__(self, plans: Sequence[Plan], overlap: Plan, predicted: float, device: torch.device) -> None:
-        self._left, self._overlap, self._device = list(plans), overlap, device
-        self._predicted = predicted
-        self.timed: list[Timed] = []
-        self._marks: list[Any] = []
-
-    @property
-    def current(self) -> Plan:
-        """The plan that is to be timed now."""
-        return self._left[0]
-
-    def after_step(self) -> float | None:
-        """This rank's median step under the current plan, when enough steps were timed."""
-        self._marks.append(self._mark())
-        if len(self._marks) <= TIMED:
-            return None
-        return statistics.median(map(self._seconds, self._marks, self._marks[1:]))
-
-    def add(self, step: float) -> bool:
-        """The current plan takes this long, the same number on all ranks; True if there is another plan to time."""
-        done = self._left.pop(0)
-        self.timed.append(Timed(done, step))
-        self._marks = []
-        if not self._left and done is not self._overlap and self._predicted < self._best_reducer().step * (1 - WORTH):
-            self._left = [self._overlap]
-        return bool(self._left)
-
-    def fastest(self) -> tuple[Plan, str]:
-        """The plan to stay with, and why."""
-        best = self._best_reducer()
-        overlap = next((one for one in self.timed if one.plan is self._overlap), None)
-        if overlap is not None and overlap.step * (1 + TIE) < best.step:
-            return (
-                self._overlap,
-                f"torch's reducer would take {_ms(best.step)}, and this plan takes {_ms(overlap.step)}",
-            )
-        other = f"takes {_ms(overlap.step)}" if overlap is not None else f"is predicted at {_ms(self._predicted)}"
-        facts: dict[str, str | float] = {"measured_ms": round(best.step * 1e3, 3), "chosen": best.plan.units[0].codec}
-        why = f"torch's reducer takes {_ms(best.step)} a step, and a plan that also uses the next forward pass {other}"
-        return replace(best.plan, about=facts), why
-
-    def _best_reducer(self) -> Timed:
-        return min((one for one in self.timed if one.plan is not self._overlap), key=lambda one: one.step)
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _seconds(self, start: Any, end: Any) -> float:
-        if self._device.type != "cuda":
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end) / 1e3)
+def _codec(plan: Plan) -> str:
+    return plan.units[0].codec
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
+def _arrival(seen: Seen, shapes: Sequence[Shape]) -> dict[str, float]:
+    return {shape.name: place for shape, place in zip(shapes, seen.arrival, strict=True)}

@@ -23,10 +23,11 @@ _SIZES = (1 << 14, 1 << 17, 1 << 19)
 """float32 values of the messages that measure latency and bandwidth."""
 _TIMED = 2
 _WATCH_SIZE = 1 << 18
-"""float32 values of the message that watches the link of a running job."""
+WATCH_BYTES = 4 * _WATCH_SIZE
+"""float32 values of the message that watches the link of a running job, and its bytes."""
 _BUSY_SIZE, _BUSY_MESSAGES = 1 << 14, 9
 """The same for the messages that measure latency while ranks compute, and their number."""
-_LOAD_SIZE, _LOAD_S, _LOAD_MESSAGES = 1 << 18, 0.3, 64
+_LOAD_SIZE, _LOAD_S, _LOAD_MESSAGES = 1 << 18, 0.1, 64
 """The same for the messages that keep the network busy, for about how long, and their largest number."""
 _MATRIX = 256
 """Side of the matrices that are multiplied meanwhile; one product takes about a millisecond."""
@@ -48,11 +49,9 @@ def link_samples(link: Link, device: torch.device) -> list[tuple[float, float]]:
     return samples
 
 
-def dense_seconds(link: Link, device: torch.device, total: int) -> float:
-    """Estimated seconds of a dense all-reduce of `total` bytes, from messages of 1 MiB."""
-    tensor = torch.zeros(_WATCH_SIZE, device=device)
-    # The smallest: other activity on the machine or the network can only add time.
-    return min(_all_reduce_seconds(link, tensor, _TIMED)) * total / tensor.nbytes
+def message_seconds(link: Link, device: torch.device, *, messages: int = _TIMED) -> float:
+    """Seconds of an all-reduce of 1 MiB, the smallest of some messages: other activity can only add time."""
+    return min(_all_reduce_seconds(link, torch.zeros(_WATCH_SIZE, device=device), messages))
 
 
 def busy_latency(link: Link, bytes_per_s: float) -> float:

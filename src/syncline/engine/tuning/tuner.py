@@ -1,8 +1,11 @@
-"""Tuning while the job runs: profile a few steps, probe network and codecs, plan, and plan again after drift.
+"""Tuning while the job runs: start as DDP does, stop if nothing can be gained, else measure, plan and compare.
 
-Without `compress="auto"` the codecs stay and only the launch order is tuned: the best order depends on how compute
-compares with the network, which is not known beforehand. If the host cannot feed a GPU so many launches, there will be
-fewer.
+A job whose codec torch's reducer can send starts with DDP's buckets. A few steps are watched, which costs nothing. They
+show how much another plan could gain. Other buckets, and BF16 with `compress="auto"`, are tried in steps of the job.
+Network, codecs and layers are measured only if that can be repaid.
+
+Without `compress="auto"` the codecs stay and only the launches are tuned: their best order depends on how compute
+compares with the network. If the host cannot feed a GPU so many launches, there will be fewer.
 
 Every decision follows from numbers that all ranks have gathered, so all ranks take it at the same step.
 """
@@ -12,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +23,38 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.engine.protocols import TunableEngine
+from syncline.engine.tuning import budget
 from syncline.engine.tuning.choose import PlanChooser
 from syncline.engine.tuning.drift import WINDOW, Cause, Drift
-from syncline.engine.tuning.executor_trial import ExecutorTrial, reducer_plans
+from syncline.engine.tuning.executor_trial import (
+    TIMED,
+    ExecutorTrial,
+    Timed,
+    measured,
+    other_codecs,
+    other_sizes,
+    reducer_plans,
+)
 from syncline.engine.tuning.measure_costs import dense_link, mean_over_ranks, measure_costs, measure_link
-from syncline.engine.tuning.probe_link import dense_seconds
+from syncline.engine.tuning.plan_memory import PlanMemory
+from syncline.engine.tuning.probe_link import WATCH_BYTES, message_seconds
 from syncline.engine.tuning.profile import Profile
-from syncline.plan.check import REDUCER_CODECS
+from syncline.engine.tuning.report import TuningReport
+from syncline.engine.tuning.watch import Seen, Watch
+from syncline.plan.cache import Remembered
 from syncline.plan.costs import Costs
-from syncline.plan.planner import ALWAYS, Choice
+from syncline.plan.planner import ALWAYS, WORTH, Choice
+from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
-WARM_UP, PROFILED = 2, 4
-"""Steps before the profile, and steps of it."""
+WARM_UP, PROFILED = 2, 3
+"""Steps before anything is measured, and steps of a profile."""
+TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + TIMED + 1
+"""After this many steps a plan has been found, or its search waits until it pays, in a loop with one optimizer."""
+_FAST_S, _MANY = 5e-3, 8
+"""If a message of the network's probe takes less than so many seconds, this many messages are timed."""
+_LARGE = 0.3
+"""A network that is waited for during this share of a step needs other codecs, not other buckets."""
 REPLAN = "replan"
 """Name of the span in which a plan is found and put to use."""
 
@@ -39,15 +62,20 @@ REPLAN = "replan"
 class Tuner:
     """Tunes the plan of a running job; with `allowed=None` the codecs stay and only the launches change."""
 
-    def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None) -> None:
+    def __init__(
+        self, engine: TunableEngine, allowed: Sequence[str] | None, *, overlap: Plan, memory: PlanMemory
+    ) -> None:
+        """`overlap`: the plan for our own executor, before it is tuned; `memory`: plans of earlier runs."""
         self._engine, self.allowed = engine, None if allowed is None else list(allowed)
-        self._chooser = PlanChooser(engine, self.allowed)
+        self._chooser = PlanChooser(engine, self.allowed, overlap)
+        self._memory = memory
         self._trained: list[bool] = []
-        """By parameter: it has trained in a backward pass since the last check, or since the profile began."""
+        """By parameter: it has trained in a backward pass since the last check, or since the measurements began."""
         self.planned: list[bool] = []
         """By parameter: it trained when the plan was made, so the plan counts its cost."""
         self.choice: Choice | None = None
         self.costs: Costs | None = None
+        """What the planner knows; None while no measurement was worth its cost."""
         self.planned_at: list[int] = []
         self._step_times: deque[float] = deque(maxlen=WINDOW)
         self._drift = Drift()
@@ -55,13 +83,35 @@ class Tuner:
         """An all-reduce of the step times, and its tensor."""
         self._last_step_at = 0.0
         self._trial: ExecutorTrial | None = None
-        """The trial of executors that runs now."""
+        """The trial of plans that runs now."""
+        self._watch: Watch | None = None
+        """Watches the steps of the trial's current plan."""
+        self._best: Timed | None = None
+        """The fastest plan of torch's reducer, measured on the present job."""
+        self._found: Choice | None = None
+        """The plan that the trial compares with torch's reducer; None in a trial of the reducer's buckets alone."""
         self._profile: Profile | None = None
         """The profile that is being taken, or from which the next plan will be made."""
         self._steps = 0
         """Since attach: a resumed job is measured again."""
-        self.seconds = 0.0
-        """What profiles have cost so far: probes, planning, and how much longer profiled steps took than others."""
+        self._network, self._last_hash = 0.0, ""
+        """Seconds of a dense exchange, and the plan's hash, when the last plan was found."""
+        self._gain = self._cost = 0.0
+        """Seconds per step that measurements may gain, and what they cost; 0 if there is nothing to gain."""
+        self._trained_seconds = 0.0
+        """Time trained so far, the same on all ranks."""
+        self.report = TuningReport()
+        """What tuning has cost, and what it saves in every step."""
+
+    @property
+    def seconds(self) -> float:
+        """What tuning has cost so far: probes, planning, and how much longer its steps took than others."""
+        return self.report.cost
+
+    @property
+    def settled(self) -> bool:
+        """Whether a plan is in use, and nothing is tried or measured; the same on all ranks."""
+        return self.choice is not None and self._trial is None and self._profile is None
 
     def backward_begins(self, active: Sequence[bool]) -> None:
         """A backward pass has begun in which these parameters train; the same on all ranks."""
@@ -72,6 +122,33 @@ class Tuner:
     def shapes(self) -> list[Shape]:
         """The parameters that the plan was made for; frozen ones cost nothing."""
         return [shape for shape, live in zip(self._engine.shapes, self.planned, strict=True) if live]
+
+    def recall(self) -> None:
+        """Before the first step: use the plan of an earlier run of this job, if there is one for this network."""
+        engine = self._engine
+        if not self._memory.read(engine):
+            return
+        network = self._network_seconds()
+        found = self._memory.find(network)
+        if found is None or (found.plan.executor == "reducer" and not engine.reducer_suits):
+            return
+        self.planned = [slot.parameter.requires_grad for slot in engine.slots]
+        self.costs = found.costs
+        if found.costs is not None:
+            engine.groups.fit(found.costs.link.bytes_per_s)
+        if found.plan.executor == "overlap":
+            self._chooser.overlap = found.plan
+        if found.gain:
+            self._best = Timed(found.plan, Seen(found.step))
+            self._gain, self._cost = found.gain, self._cost_of_measuring()
+        self.choice = Choice(found.plan, found.step, found.step, (), found.why)
+        begin = engine.recorder.mark("update")
+        engine.replan(found.plan)
+        self._planned(network, begin)
+        self._drift.expect(found.step)  # of another batch size, perhaps
+        self.report = TuningReport(before=found.before, after=found.step, remembered=True)
+        if self.allowed is not None:
+            engine.say(f"step {engine.step}: {found.why} (remembered from an earlier run)")
 
     def after_optimizer_step(self, *, first: bool) -> None:
         """An optimizer has stepped; `first`: no other one has since the backward pass. The same on all ranks."""
@@ -86,23 +163,45 @@ class Tuner:
         now = time.perf_counter()
         if self._last_step_at:
             self._step_times.append(now - self._last_step_at)
-            if self._profile is not None and len(self._step_times) > 1:
-                self.seconds += max(0.0, self._step_times[-1] - self._step_times[0])
+            if self._profile is not None or self._trial is not None:
+                usual = self.report.before or self._step_times[0]
+                self.report = self.report.spent(self._step_times[-1] - usual)
         self._last_step_at = now
         self._steps += 1
         with engine.on_device():
             if self._profile is not None:
                 self._continue_profile(self._profile)
-            elif self._trial is not None:
-                self._continue_trial(self._trial)
+            elif self._trial is not None and self._watch is not None:
+                self._continue_trial(self._trial, self._watch)
             elif self.choice is None and self._steps == WARM_UP:
-                self._start_profile()
+                self._begin()
             elif self.choice is not None and engine.plan.executor != self.choice.plan.executor:
                 self._return_to_overlap(self.choice)
             elif self._pending_mean is not None:
                 self._check_drift(*self._pending_mean)
             elif self.choice is not None and (engine.step - self.planned_at[-1]) % WINDOW == 0:
                 self._end_window()
+
+    def _begin(self) -> None:
+        """Watch the job under torch's reducer, and try other buckets; measure the job at once if it has no reducer."""
+        engine = self._engine
+        self._best, self._found, self._gain = None, None, 0.0
+        if engine.plan.executor != "reducer":
+            self._start_profile()
+            return
+        self._trained = []
+        sizes = partial(other_sizes, shapes=engine.shapes)
+        codecs = [partial(other_codecs, shapes=engine.shapes)] if self._may_choose else []
+        trial = ExecutorTrial([engine.plan], then=[*codecs, sizes], enough=self._needs_fewer_bytes)
+        self._start_trial(trial, skip=0)
+
+    def _begin_again(self) -> None:
+        """The job has changed: measure it again, or watch it if that was enough before. Nothing is in flight."""
+        self._best = None
+        if self.costs is not None:
+            self._start_profile()
+        else:
+            self._begin()
 
     def _return_to_overlap(self, choice: Choice) -> None:
         """The loop has turned out to be unsuitable for torch's reducer: use the best plan without it."""
@@ -113,19 +212,122 @@ class Tuner:
             with engine.communicating("replan"):
                 engine.replan(self._chooser.overlap)
 
-    def _end_window(self) -> None:
-        seen, self._trained = self._trained, []
-        if seen and seen != self.planned and not self._engine.owes_a_step():
-            self._start_profile()  # parameters were frozen or unfrozen
-        elif len(self._step_times) >= WINDOW // 2:
-            # The result is read one step later, so that nobody waits for it.
-            mine = torch.tensor([statistics.median(self._step_times)], dtype=torch.float64)
-            self._pending_mean = dist.all_reduce(mine, group=self._engine.groups.control, async_op=True), mine
+    @property
+    def _may_choose(self) -> bool:
+        """Whether the planner may choose codecs."""
+        return self.allowed is not None and not self._engine.fell_back
+
+    def _needs_fewer_bytes(self, first: Timed) -> bool:
+        """Whether the network takes so much of a step that no buckets help, and measuring codecs pays at once."""
+        gain = first.seen.gain(smaller=self._may_choose)
+        large = self._may_choose and gain > _LARGE * first.step
+        return large and budget.pays(self._cost_of_measuring(), gain=gain, trained=0.0)
+
+    # -- trials: steps of the job under other plans
+
+    def _start_trial(self, trial: ExecutorTrial, *, skip: int = 1) -> None:
+        """Time the trial's plans, each after `skip` steps; at the end of the trial, decide."""
+        engine, plan = self._engine, trial.current
+        if plan is None:
+            self._trial = self._watch = None
+            self._end_trial(trial)
+            return
+        engine.replan(plan)
+        self._trial = trial
+        self._watch = Watch(engine.device, [slot.parameter for slot in engine.slots], skip=skip)
+        engine.watch_passes(self._watch)
+
+    def _continue_trial(self, trial: ExecutorTrial, watch: Watch) -> None:
+        engine = self._engine
+        watch.after_step()
+        left = trial.current is not None and trial.current.executor != engine.plan.executor
+        if not left and not trial.due(watch.count):
+            return
+        engine.wait()
+        if engine.owes_a_step():
+            return
+        with engine.communicating("the trial of executors"):
+            if left:  # the loop has turned out to be unsuitable for torch's reducer
+                engine.watch_passes(None)
+                self._trial = self._watch = self._best = None
+                if self._found is None:
+                    self._start_profile()
+                else:
+                    self._settle(self._found)
+            elif trial.add(watch.seen(engine), watch.count):
+                engine.watch_passes(None)
+                if not self.report.before and trial.timed[-1].plan.executor == "reducer":
+                    self.report = replace(self.report, before=trial.timed[-1].step)
+                self._start_trial(trial)
+
+    def _end_trial(self, trial: ExecutorTrial) -> None:
+        """All plans were timed: stay with the fastest, or measure the job if that can find a faster one and pays."""
+        best, choice = trial.fastest(), self._found
+        if choice is None:
+            self._after_reducers(best)
+            return
+        overlap = next((one for one in trial.timed if one.plan.executor == "overlap"), None)
+        if best is overlap:
+            reducer = min((one.step for one in trial.timed if one is not overlap), default=0.0)
+            why = f"torch's reducer would take {_ms(reducer)}, and this plan takes {_ms(best.step)}"
+            choice = replace(choice, why=f"{choice.why}; {why}")
+        else:
+            other = f"takes {_ms(overlap.step)}" if overlap else f"is predicted at {_ms(choice.step)}"
+            why = f"torch's reducer takes {_ms(best.step)} a step, and a plan that uses the next forward pass {other}"
+            choice = replace(choice, plan=measured(best), step=best.step, why=f"{choice.why}; {why}")
+            if self.allowed is not None:
+                self._engine.say(f"step {self._engine.step}: {why}")
+        self.report = replace(self.report, after=best.step)
+        self._settle(choice)
+
+    def _after_reducers(self, best: Timed) -> None:
+        """Buckets of torch's reducer were timed, and nothing was measured yet."""
+        engine = self._engine
+        self._best = best
+        gain = best.seen.gain(smaller=self._may_choose)
+        worth = gain > WORTH * best.step
+        self._gain, self._cost = (gain, self._cost_of_measuring()) if worth else (0.0, 0.0)
+        if worth and budget.pays(self._cost, gain=gain, trained=self._trained_seconds):
+            engine.replan(best.plan)
+            self._start_profile()
+            return
+        why = f"torch's reducer takes {_ms(best.step)} a step, and another plan could save at most {_ms(gain)}"
+        why += f": not worth {self._cost:.1f} s of measurements yet" if worth else ""
+        self.planned, self._trained = self._trained, []
+        begin = engine.recorder.mark("update")
+        self.choice = Choice(measured(best), best.step, best.step - gain, (), why)
+        engine.replan(best.plan)
+        self.report = replace(self.report, after=best.step)
+        self._planned(self._network_seconds(), begin)
+        self._settle(self.choice)
+
+    def _cost_of_measuring(self) -> float:
+        codecs = {*ALWAYS, *(self.allowed or ())} if self._may_choose else {"the plan's"}
+        return budget.expected_seconds(
+            device=self._engine.device.type,
+            tensors=len(self._engine.shapes),
+            codecs=len(codecs),
+            choose=self._may_choose,
+        )
+
+    def _settle(self, choice: Choice) -> None:
+        """Stay with a plan, until the job drifts."""
+        engine, self.choice, self._found = self._engine, choice, None
+        engine.replan(choice.plan)
+        self._step_times.clear()
+        self._last_step_at = 0.0
+        self.report = replace(self.report, steps=self._steps)
+        if self.allowed is not None:
+            engine.say(f"step {engine.step}: {self.report}")
+        plan, step, before = choice.plan, self.report.after, self.report.before
+        self._memory.write(engine, Remembered(plan, step, before, self._network, self._gain, choice.why, self.costs))
+
+    # -- measurements, and plans from them
 
     def _start_profile(self) -> None:
         """Time the next steps without overlap, and plan from them."""
         self._engine.wait()
-        self._trial = None
+        self._trial = self._watch = None
         self._trained = []
         self._profile = Profile(self._engine.device, self._engine.slots)
         self._engine.profile(self._profile)
@@ -152,80 +354,87 @@ class Tuner:
         with engine.communicating("the measurements of auto"):
             self.planned, self._trained = self._trained, []
             self._plan(measure_costs(engine, profile, self.allowed, self.shapes))
-        self.seconds += time.perf_counter() - begin
+        self.report = self.report.spent(time.perf_counter() - begin)
 
     def _plan(self, costs: Costs) -> None:
-        engine = self._engine
-        begin, before = engine.recorder.mark("update"), self._chooser.overlap.hash if self.planned_at else ""
-        self.costs = costs
-        self.choice = self._chooser.choose(costs, self.shapes)
+        engine, best = self._engine, self._best
+        begin = engine.recorder.mark("update")
+        self.costs, self._gain = costs, 0.0
+        found = self.choice = self._found = self._chooser.choose(costs, self.shapes)
+
+        def if_faster(than: Timed) -> list[Plan]:
+            return [found.plan] if found.step < than.step * (1 - WORTH) else []
+
         if self.allowed is not None:
-            engine.say(f"step {engine.step}: {self.choice.why}")
+            engine.say(f"step {engine.step}: {found.why}")
         engine.groups.fit(costs.link.bytes_per_s)
-        engine.replan(self.choice.plan)
-        engine.recorder.add("update", REPLAN, begin, engine.recorder.mark("update"), unit=self.choice.plan.hash)
+        engine.replan(found.plan if best is None or if_faster(best) else best.plan)
+        self.report = replace(self.report, after=found.step)
+        self._planned(self._network_seconds(), begin)
+        if best is not None:
+            self._start_trial(ExecutorTrial([], timed=[best], then=[if_faster]))
+        elif buckets := self._buckets_to_try(found, costs):
+            self._start_trial(ExecutorTrial(buckets, then=[if_faster]))
+        else:
+            self._settle(found)
+
+    def _buckets_to_try(self, choice: Choice, costs: Costs) -> list[Plan]:
+        """Plans of torch's reducer to compare with a plan that was found without it."""
+        engine = self._engine
+        used = {unit.codec for unit in choice.plan.units}
+        codecs = ALWAYS if self._may_choose else tuple(used) if len(used) == 1 else ()
+        if not engine.reducer_suits or not codecs:
+            return []
+        return reducer_plans(choice.plan, choice.step, engine.shapes, self.shapes, costs, codecs)
+
+    def _planned(self, network: float, begin: Any) -> None:
+        """A plan is in use that was found between `begin` and now; a dense exchange takes `network` seconds."""
+        engine = self._engine
+        assert self.choice is not None
+        found = self.choice.plan.hash
+        engine.recorder.add("update", REPLAN, begin, engine.recorder.mark("update"), unit=found)
         self.planned_at.append(engine.step)
         self._step_times.clear()
         self._last_step_at = 0.0
-        (network,) = mean_over_ranks(engine, [self._dense_seconds()])
-        self._drift.planned(network, same=self.choice.plan.hash == before)
-        self._start_trial(self.choice, costs)
+        self._network = network
+        self._drift.planned(network, same=found == self._last_hash)
+        self._last_hash = found
 
-    def _start_trial(self, choice: Choice, costs: Costs) -> None:
-        """Compare the plan with torch's reducer, if that may be faster."""
-        engine = self._engine
-        used = {unit.codec for unit in choice.plan.units}
-        codecs = ALWAYS if self.allowed is not None and not engine.fell_back else tuple(used) if len(used) == 1 else ()
-        if not engine.reducer_suits or not set(codecs) <= set(REDUCER_CODECS):
-            return
-        plans = reducer_plans(choice.plan, choice.step, engine.shapes, self.shapes, costs, codecs)
-        if plans:
-            self._trial = ExecutorTrial(plans, choice.plan, choice.step, engine.device)
-            engine.replan(self._trial.current)
+    # -- drift
 
-    def _continue_trial(self, trial: ExecutorTrial) -> None:
-        engine = self._engine
-        mine = trial.after_step()
-        if mine is None:
-            return
-        engine.wait()
-        if engine.owes_a_step():
-            return
-        with engine.communicating("the trial of executors"):
-            if trial.add(mean_over_ranks(engine, [mine])[0]) and engine.reducer_suits:
-                engine.replan(trial.current)
-            else:
-                self._end_trial(trial)
-
-    def _end_trial(self, trial: ExecutorTrial) -> None:
-        """Stay with the fastest plan."""
-        engine, self._trial = self._engine, None
-        self._step_times.clear()
-        self._last_step_at = 0.0
-        assert self.choice is not None
-        if engine.reducer_suits:
-            plan, why = trial.fastest()
-            self.choice = replace(self.choice, plan=plan, why=f"{self.choice.why}; {why}")
-            if plan.executor == "reducer" and self.allowed is not None:
-                engine.say(f"step {engine.step}: {why}")
-        engine.replan(self.choice.plan)
+    def _end_window(self) -> None:
+        seen, self._trained = self._trained, []
+        if seen and seen != self.planned and not self._engine.owes_a_step():
+            self._engine.wait()
+            self._begin_again()  # parameters were frozen or unfrozen
+        elif len(self._step_times) >= WINDOW // 2:
+            # The result is read one step later, so that nobody waits for it.
+            mine = torch.tensor([statistics.median(self._step_times)], dtype=torch.float64)
+            self._pending_mean = dist.all_reduce(mine, group=self._engine.groups.control, async_op=True), mine
 
     def _check_drift(self, work: Any, total: Tensor) -> None:
         self._pending_mean = None
         engine = self._engine
         with engine.communicating("the step times"):
             work.wait()
-        if not self._drift.add_window(float(total) / engine.world):
+        step = float(total) / engine.world
+        self._trained_seconds += WINDOW * step
+        if self._gain and budget.pays(self._cost, gain=self._gain, trained=self._trained_seconds):
+            engine.wait()
+            if not engine.owes_a_step():
+                self._start_profile()
+                return
+        if not self._drift.add_window(step):
             return
-        assert self.costs is not None
         with engine.communicating("the measurements of auto"):
             cause = self._probe()
             if cause is not None and engine.owes_a_step():
                 self._drift.postpone()  # a new plan would lose the codec states that another optimizer commits
-            elif cause == "link":
+            elif cause == "link" and self.costs is not None:
+                self._best = None
                 self._plan(replace(self.costs, link=measure_link(engine)))
-            elif cause == "compute":
-                self._start_profile()
+            elif cause is not None:
+                self._begin_again()
 
     def _probe(self) -> Cause | None:
         """What has drifted. Nothing else of this job is in flight; waiting for that is a part of the probe's cost."""
@@ -237,7 +446,25 @@ class Tuner:
         self._last_step_at = 0.0  # the probe is not a part of a step
         return self._drift.add_probe(network, cost=cost)
 
-    def _dense_seconds(self) -> float:
-        """Seconds of a dense exchange of all gradients, as this rank measures the network now."""
+    def _network_seconds(self) -> float:
+        """Seconds of a dense exchange of all gradients, measured now; the same on all ranks."""
+        (seconds,) = mean_over_ranks(self._engine, [self._dense_seconds()])
+        if seconds < _FAST_S * self._messages:
+            # On a fast network the noise of the machine is large, and messages are cheap.
+            (again,) = mean_over_ranks(self._engine, [self._dense_seconds(messages=_MANY)])
+            return min(seconds, again)
+        return seconds
+
+    def _dense_seconds(self, *, messages: int = 2) -> float:
+        """The same, as this rank measures it."""
         engine = self._engine
-        return dense_seconds(dense_link(engine), engine.device, sum(shape.nbytes for shape in engine.shapes))
+        return message_seconds(dense_link(engine), engine.device, messages=messages) * self._messages
+
+    @property
+    def _messages(self) -> float:
+        """All gradients, in messages of the probe."""
+        return sum(shape.nbytes for shape in self._engine.shapes) / WATCH_BYTES
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from syncline import codecs, exchange, plan
 from syncline.engine import Sync, attach
+from syncline.engine.attach import FULL
 from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.drift import WINDOW
-from syncline.engine.tuning.tuner import PROFILED, WARM_UP
-from syncline.errors import UsageError
+from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
+from syncline.errors import UsageError, short
 from syncline.files import write_text
 from syncline.plan.run_files import COSTS, PLAN, SHAPES, shapes_text
 from syncline.spec import Call, show
@@ -23,7 +24,7 @@ from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traf
 
 class _Attached(Synchroniser):
     warm_up_steps = WARM_UP + PROFILED  # the last one measures the link
-    steady_after = warm_up_steps + WINDOW + 2  # drift is checked for the first time one window after the plan
+    steady_after = TUNED + WINDOW + 2  # drift is checked for the first time one window after the plan
 
     def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
         super().__init__(module, context)
@@ -86,6 +87,8 @@ def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
     if len(syncs) != 1:
         return None
     predicted = syncs[0].plan.about.get("predicted_ms")
+    if predicted is None and "measured_ms" in syncs[0].plan.about:
+        return None  # torch's reducer was timed, not predicted
     if predicted is None and syncs[0].auto is not None and syncs[0].auto.choice is not None:
         return syncs[0].auto.choice.step * 1e3  # executors are being compared
     return float(predicted) if isinstance(predicted, int | float) else None
@@ -102,10 +105,19 @@ def _numbered(name: str, number: int) -> str:
 
 @strategy("syncline")
 class Syncline(Strategy):
-    """`attach(model, optimizer)`. `compress` names a codec, `carrier` an exchange, `file` a plan file."""
+    """`attach(model, optimizer)`. `compress` names a codec, `carrier` an exchange, `file` a plan file.
+
+    `tune=full` measures network, codecs and layers at once, for `syncline plan` and `simulate`.
+    """
 
     def __init__(
-        self, compress: Any = None, carrier: Any = None, file: str = "", sentinel: int = 100, workers: int = 3
+        self,
+        compress: Any = None,
+        carrier: Any = None,
+        file: str = "",
+        sentinel: int = 100,
+        workers: int = 3,
+        tune: Any = True,
     ) -> None:
         self.auto = allowed_codecs(_text(compress)) is not None
         self.compress = _text(compress) or "none"
@@ -117,6 +129,9 @@ class Syncline(Strategy):
         self.plan, self.sentinel, self.workers = file, sentinel, workers
         if workers < 1:
             raise UsageError(f"workers={workers}: the number of launches in flight must be 1 or more")
+        if tune not in (True, False, FULL):
+            raise UsageError(f"tune={short(tune)}: use true, false or {FULL}, which measures the job at once")
+        self.tune = tune
         if sentinel < 0:
             raise UsageError(f"sentinel={sentinel}: a number of steps, 0 for never")
         if file:
@@ -139,6 +154,7 @@ class Syncline(Strategy):
             recorder=context.recorder,
             sentinel=self.sentinel,
             workers=self.workers,
+            tune=self.tune,
             **chosen,
         )
         return _Attached(module, context, sync)

@@ -1,0 +1,3 @@
+"""The version of Syncline."""
+
+VERSION = "0.1.0"

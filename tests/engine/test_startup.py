@@ -1,0 +1,265 @@
+"""The start of a job: torch's reducer first, trials that stop early, measurements that pay, remembered plans."""
+
+import logging
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import syncline
+from ranks import run_ranks
+from syncline.engine.executors.reducer import BucketReducer
+from syncline.engine.tuning import budget, tuner, watch
+from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, Timed, other_codecs, other_sizes
+from syncline.engine.tuning.report import TuningReport
+from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
+from syncline.engine.tuning.watch import Seen
+from syncline.plan import Shape, bucket_plan, default_plan
+
+SHAPES = [Shape(f"{name}.weight", (1000, 1000)) for name in "abcdefgh"]
+"""Of 4 MB each."""
+
+
+def test_what_another_plan_can_gain_at_most() -> None:
+    seen = Seen(step=1.0, passes=0.9, exposed=0.6, idle=0.5)
+    assert seen.gain(smaller=True) == 0.5, "cores must be free for it"
+    assert seen.gain(smaller=False) == pytest.approx(0.1), "the same bytes fit behind forward pass and update only"
+    assert replace(seen, exposed=0.02).gain(smaller=True) == 0.02
+    assert replace(seen, idle=0.0).gain(smaller=True) == 0
+
+
+def test_measurements_wait_until_they_pay() -> None:
+    cost = budget.expected_seconds(device="cpu", tensors=161, codecs=5, choose=True)
+    order = budget.expected_seconds(device="cpu", tensors=161, codecs=1, choose=False)
+    assert order < cost < 10
+    assert budget.pays(cost, gain=0.6, trained=0)
+    assert not budget.pays(cost, gain=0.02, trained=10)
+    assert budget.pays(cost, gain=0.02, trained=cost / budget.SHARE)
+
+
+def test_a_trial_stops_early() -> None:
+    first, second, third = (bucket_plan(SHAPES, bucket_bytes=size) for size in (1 << 30, 8 << 20, 1 << 10))
+    trial = ExecutorTrial([first], then=[lambda best: [second, third, first]])
+    assert [trial.due(count) for count in range(TIMED + 1)] == [False, True, *[False] * (TIMED - 2), True]
+    assert not trial.add(Seen(1.0), 1), "the first plan is timed to the end"
+    assert trial.add(Seen(1.0), TIMED)
+    assert trial.current is second
+    assert trial.add(Seen(1.2), 1), "much slower after one step"
+    assert trial.current is third
+    assert not trial.add(Seen(1.1), 1)
+    assert trial.add(Seen(0.995), TIMED)
+    assert trial.current is None, "a plan that was timed is not tried again"
+    assert trial.fastest().plan is first, "half a percent is noise"
+    needy = ExecutorTrial([first], then=[lambda best: [second]], enough=lambda one: one.step > 2)
+    assert needy.add(Seen(3.0), 1)
+    assert needy.current is None
+
+
+def test_other_buckets_are_tried_only_if_there_is_a_wait() -> None:
+    arrival = (7.0, 6.0, 4.0, 5.0, 3.0, 2.0, 1.0, 0.0)
+    waits = Timed(bucket_plan(SHAPES), Seen(1.0, exposed=0.5, arrival=arrival))
+    (half,) = other_codecs(waits, SHAPES)
+    assert {unit.codec for unit in half.units} == {"bf16"}
+    assert [name[0] for unit, _ in half.order for name in reversed(_parameters(half, unit))] == list("hgfecdba")
+    assert len({plan.hash for plan in other_sizes(waits, SHAPES)}) > 1
+    free = replace(waits, seen=replace(waits.seen, exposed=0.01))
+    assert other_codecs(free, SHAPES) == other_sizes(free, SHAPES) == []
+
+
+def _parameters(plan: Any, unit: str) -> list[str]:
+    return list(next(row.parameters for row in plan.units if row.name == unit))
+
+
+def test_the_report_is_a_sentence() -> None:
+    assert str(TuningReport(cost=0.5, steps=14, before=0.9, after=0.4)) == (
+        "tuning took 0.50 s in 14 steps; a step takes 400.0 ms instead of 900.0 ms with DDP's buckets"
+    )
+    assert str(TuningReport(before=0.3, after=0.3, remembered=True)) == (
+        "the plan of an earlier run is used; there a step took 300.0 ms, as with DDP's buckets"
+    )
+    assert str(TuningReport(cost=1.0, steps=5, after=0.1)) == "tuning took 1.00 s in 5 steps; a step takes 100.0 ms"
+
+
+class Log(logging.Handler):
+    """What the engine has said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("syncline").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+
+
+def trained(net: Any, parameters: Any, rank: int, steps: int, *, before: Any = None) -> list[float]:
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    sync = None if before is None else before(optimizer)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 10 + rank))
+        loss = (net(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if sync is not None:
+        sync.wait()
+    return losses
+
+
+def starts(rank: int, world: int, folder: str) -> dict[str, Any]:
+    import_module("syncline.engine.attach").START = "reducer"
+    # A busy machine must not look like another network, nor like one on which nothing can be gained.
+    tuner.message_seconds = lambda *_, **__: 1e-3  # type: ignore[assignment]
+    watch.idle_core_seconds = lambda: None  # type: ignore[assignment]
+    said, found = Log(), {}
+    plain = model()
+    reference = trained(DistributedDataParallel(plain), plain.parameters(), rank, TUNED)
+
+    def job(name: str, steps: int, **options: Any) -> Any:
+        net, made = model(), []
+        said.lines.clear()
+
+        def attached(optimizer: Any) -> Any:
+            made.append(syncline.attach(net, optimizer, **options))
+            found[name] = {"first": made[0].plan.executor, "settled": made[0].auto.settled}
+            return made[0]
+
+        losses = trained(net, net.parameters(), rank, steps, before=attached)
+        (sync,) = made
+        auto = sync.auto
+        found[name] |= {
+            "losses": losses == reference[:steps],
+            "plan": (sync.plan.executor, sync.plan.hash),
+            "planned_at": auto.planned_at,
+            "costs": auto.costs is not None,
+            "settled_last": auto.settled,
+            "remembered": auto.report.remembered,
+            "why": auto.choice.why if auto.choice is not None else "",
+            "said": list(said.lines),
+        }
+        sync.close()
+        return sync
+
+    cache = Path(folder) if rank == 0 else False  # rank 0 decides for all
+    job("dense", TUNED, plan_cache=False)
+    job("remembers", TUNED, plan_cache=cache)
+    job("again", 4, plan_cache=cache)
+    job("other request", 2, plan_cache=cache, compress="bf16")
+    if rank == 0:
+        for file in Path(folder).iterdir():
+            file.write_text("[")
+    job("damaged", 2, plan_cache=cache)
+    job("unwritable", TUNED, plan_cache=Path("/proc/nowhere") if rank == 0 else False, compress="bf16")
+    job("full", WARM_UP + PROFILED + 1, tune="full")
+
+    original = BucketReducer.finish
+
+    def late(self: Any, *given: Any, **named: Any) -> None:
+        time.sleep(0.2)  # a network that is waited for, with idle cores
+        original(self, *given, **named)
+
+    BucketReducer.finish = late  # type: ignore[method-assign]
+    try:
+        job("slow network", WARM_UP + 1 + PROFILED + TIMED + 2, compress="auto(int8)", plan_cache=False)
+    finally:
+        BucketReducer.finish = original  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.timeout(110)
+def test_jobs_start_as_ddp_does_and_remember_their_plan(tmp_path: Path) -> None:
+    first, second = run_ranks(starts, 2, str(tmp_path / "plans"), timeout=100)
+    for name, one in first.items():
+        two = second[name]
+        same = {key: one[key] for key in one if key != "said"}
+        assert same == {key: two[key] for key in two if key != "said"}, f"{name}: all ranks take the same decisions"
+    dense = first["dense"]
+    assert dense["first"] == "reducer"
+    assert dense["losses"], "DDP's, bit for bit"
+    assert dense["settled_last"]
+    assert len(dense["planned_at"]) == 1
+    assert dense["planned_at"][0] <= TUNED
+    assert not dense["remembered"]
+    assert not dense["costs"], "no measurement pays on this network"
+    assert "another plan could save at most" in dense["why"]
+    again = first["again"]
+    assert not first["remembers"]["remembered"]
+    assert again["settled"]
+    assert again["remembered"]
+    assert again["planned_at"] == [0]
+    assert again["plan"] == first["remembers"]["plan"]
+    assert again["losses"]
+    assert not first["other request"]["remembered"]
+    damaged = first["damaged"]
+    assert not damaged["remembered"]
+    assert sum("is ignored" in line for line in damaged["said"]) == 1
+    assert sum("is not remembered" in line for line in first["unwritable"]["said"]) == 1
+    full = first["full"]
+    assert full["first"] == "overlap"
+    assert full["planned_at"] == [WARM_UP + PROFILED]
+    assert full["costs"]
+    slow = first["slow network"]
+    assert slow["first"] == "reducer"
+    assert slow["planned_at"] == [WARM_UP + 1 + PROFILED], "one watched step was enough"
+    assert slow["costs"]
+    assert not second["damaged"]["said"]
+
+
+def unsuitable(rank: int, world: int, at: int) -> tuple[Any, ...]:
+    """A loop that torch's reducer cannot run, from some step on."""
+    import_module("syncline.engine.attach").START = "reducer"
+    ends = []
+    for attached in (False, True):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        sync = syncline.attach(net, optimizer) if attached else None
+        plain = net if attached else DistributedDataParallel(net)
+        for step in range(TUNED):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 10 + rank))
+            if attached and step == at:
+                (net(x) - x).square().mean().backward(create_graph=True)
+            else:
+                (plain(x) - x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if sync is not None:
+            sync.wait()
+            facts = sync.plan.executor, sync.auto.settled, len(sync.auto.planned_at)
+            sync.close()
+        ends.append([p.detach().clone() for p in net.parameters()])
+    equal = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    return (*facts, equal)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("at", [0, WARM_UP + 1, WARM_UP + TIMED + 2])
+def test_a_loop_that_the_reducer_cannot_run_is_tuned_without_it(at: int) -> None:
+    assert run_ranks(unsuitable, 2, at) == [("overlap", True, 1, True)] * 2
+
+
+def test_default_plans_are_ddps_buckets_where_the_reducer_can_send_them() -> None:
+    first_plan = import_module("syncline.engine.attach")._first_plan
+    net = model()
+    shapes = [Shape(name, tuple(p.shape)) for name, p in net.named_parameters()]
+    for codec in (None, "bf16", "fp16"):
+        plan = first_plan(net, shapes, default_plan(shapes, compress=codec))
+        assert plan.executor == "reducer"
+        assert {unit.codec for unit in plan.units} == {codec or "none"}
+    for given in ({"compress": "int8"}, {"exchange": "ring"}, {"compress": "powersgd(rank=2)"}):
+        plan = default_plan(shapes, **given)
+        assert first_plan(net, shapes, plan) is plan
+    scripted = torch.jit.trace(net, torch.zeros(1, 64))
+    assert first_plan(scripted, shapes, default_plan(shapes)).executor == "overlap"
