@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from syncline.bench.overhead import never_slower
 from syncline.bench.overhead import run as overhead
-from syncline.bench.overhead.rows import row
+from syncline.bench.overhead.never_slower import claim_of
+from syncline.bench.overhead.rows import against_rival, row
 from syncline.errors import UsageError
 
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
@@ -35,7 +37,8 @@ def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     # A residual for every gradient, and the warm-started factors.
     assert rows["syncline(powersgd(rank=2))"]["memory_above_alone_of_gradients"]["state"] > 0.9
     assert rows["syncline"]["memory_bytes"]["state"] == 0
-    assert rows["syncline"]["plan"] == {"units": 1, "launches": 1}
+    plan = rows["syncline"]["plan"]
+    assert (plan["units"], plan["launches"], plan["codecs"]) == (1, 1, "none")
     assert rows["ddp"]["plan"] == {}
 
 
@@ -51,6 +54,46 @@ def test_ratios_pair_blocks_of_a_round_and_memory_is_relative_to_alone():
     assert found["above_alone_ms"]["cpu"]["high"] == 20
     assert found["plan"] == {"units": 2}
     assert found["memory_above_alone_of_gradients"] == {"after_step": 1.0, "after_wait": 1.0, "state": 0.0}
+
+
+def test_the_rival_is_the_best_ddp_that_sends_the_same():
+    def seen(times):
+        return {"step": times, "cpu": [2 * time for time in times]}
+
+    ways = {
+        "ddp": seen([4.0, 8.0]),
+        "ddp(bucket_mb=5)": seen([2.0, 4.0]),
+        "ddp-bf16": seen([1.0, 2.0]),
+        "syncline": seen([2.0, 2.0]),
+        "syncline(bf16)": seen([3.0, 6.0]),
+        "syncline(auto)": seen([1.0, 1.0]),
+    }
+    found = {name: against_rival(name, [{"ways": ways}]) for name in ("syncline", "syncline(bf16)", "syncline(auto)")}
+    assert {name: line["rival"] for name, line in found.items()} == {
+        "syncline": "ddp(bucket_mb=5)",
+        "syncline(bf16)": "ddp-bf16",
+        "syncline(auto)": "ddp-bf16",
+    }
+    assert found["syncline"]["step"]["median"] == 0.75, "1 and 0.5, by round"
+    assert found["syncline(bf16)"]["cpu"]["median"] == 3
+    cell = never_slower.Cell("resnet50", 2)
+    claims = [claim_of(cell, line["way"], line["rival"], line["step"], 1.02) for line in found.values()]
+    assert [claim["held"] for claim in claims] == [True, False, True]
+    heads, lines = never_slower.table({"rows": claims})
+    assert lines[1] == ["resnet50", "2", "loopback", "syncline(bf16)", "ddp-bf16", "3.000", "3.00-3.00", "1.02", "no"]
+    assert len(heads) == len(lines[0])
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+def test_a_quick_comparison_with_the_best_ddp(tmp_path):
+    out = tmp_path / "never-slower.json"
+    assert overhead.main(["--never-slower", "--quick", "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert {claim["network"] for claim in result["rows"]} == {"loopback", "200Mbit"}
+    assert [line["cached"] for line in result["first_steps"][0]["rows"]] == [False, False, True, True]
+    assert all("earlier run" in text for line in result["first_steps"][0]["rows"][2:] for text in line["tuning"])
 
 
 def test_invalid_options_are_refused_before_ranks_start():

@@ -16,6 +16,7 @@ import syncline
 from ranks import run_ranks
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.tuning import budget, tuner, watch
+from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, Timed, other_codecs, other_sizes
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
@@ -218,9 +219,13 @@ def test_jobs_start_as_ddp_does_and_remember_their_plan(tmp_path: Path) -> None:
     assert not second["damaged"]["said"]
 
 
-def unsuitable(rank: int, world: int, at: int) -> tuple[Any, ...]:
-    """A loop that torch's reducer cannot run, from some step on."""
+def unsuitable(rank: int, world: int) -> list[tuple[Any, ...]]:
+    """Loops that torch's reducer cannot run, from some step on."""
     import_module("syncline.engine.attach").START = "reducer"
+    return [unsuitable_from(rank, at) for at in (0, WARM_UP + 1, WARM_UP + TIMED + 2)]
+
+
+def unsuitable_from(rank: int, at: int) -> tuple[Any, ...]:
     ends = []
     for attached in (False, True):
         net = model()
@@ -237,17 +242,53 @@ def unsuitable(rank: int, world: int, at: int) -> tuple[Any, ...]:
             optimizer.zero_grad()
         if sync is not None:
             sync.wait()
-            facts = sync.plan.executor, sync.auto.settled, len(sync.auto.planned_at)
+            facts = sync.plan.executor, sync.auto.settled, sync.auto.costs is not None
             sync.close()
         ends.append([p.detach().clone() for p in net.parameters()])
     equal = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     return (*facts, equal)
 
 
+def drifting(rank: int, world: int) -> tuple[list[int], int, str]:
+    """A job that was never measured, on a network that becomes slow."""
+    import_module("syncline.engine.attach").START = "reducer"
+    watch.idle_core_seconds = lambda: 0.0  # type: ignore[assignment]
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    sync = syncline.attach(net, optimizer)
+    original, changed = BucketReducer.finish, TUNED + WINDOW
+    seconds = 1e-3
+
+    def late(self: Any, *given: Any, **named: Any) -> None:
+        time.sleep(5 * seconds)
+        original(self, *given, **named)
+
+    BucketReducer.finish = late  # type: ignore[method-assign]
+    tuner.message_seconds = lambda *_, **__: seconds  # type: ignore[assignment]
+    for step in range(changed + 4 * WINDOW + TUNED):
+        if step == changed:
+            seconds = 3e-3
+        net(torch.ones(2, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = list(sync.auto.planned_at), changed, sync.plan.executor
+    sync.close()
+    return found
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_was_never_measured_is_watched_again_when_the_network_changes() -> None:
+    (planned, changed, executor), (other, _, _) = run_ranks(drifting, 2)
+    assert planned == other
+    first, second = planned
+    assert first <= TUNED
+    assert changed < second <= changed + 3 * WINDOW + TUNED
+    assert executor == "reducer"
+
+
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
-@pytest.mark.parametrize("at", [0, WARM_UP + 1, WARM_UP + TIMED + 2])
-def test_a_loop_that_the_reducer_cannot_run_is_tuned_without_it(at: int) -> None:
-    assert run_ranks(unsuitable, 2, at) == [("overlap", True, 1, True)] * 2
+def test_a_loop_that_the_reducer_cannot_run_is_tuned_without_it() -> None:
+    assert run_ranks(unsuitable, 2) == [[("overlap", True, True, True)] * 3] * 2
 
 
 def test_default_plans_are_ddps_buckets_where_the_reducer_can_send_them() -> None:
@@ -261,5 +302,5 @@ def test_default_plans_are_ddps_buckets_where_the_reducer_can_send_them() -> Non
     for given in ({"compress": "int8"}, {"exchange": "ring"}, {"compress": "powersgd(rank=2)"}):
         plan = default_plan(shapes, **given)
         assert first_plan(net, shapes, plan) is plan
-    scripted = torch.jit.trace(net, torch.zeros(1, 64))
-    assert first_plan(scripted, shapes, default_plan(shapes)).executor == "overlap"
+    waves = nn.Linear(8, 8, dtype=torch.complex64)
+    assert first_plan(waves, shapes, default_plan(shapes)).executor == "overlap", "torch's reducer takes none"

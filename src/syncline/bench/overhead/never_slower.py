@@ -62,10 +62,10 @@ def measure(*, quick: bool = False, progress: Progress = print) -> dict[str, Any
         found = _steady(cell, progress)
         cells.append(found)
         claims += [
-            _claim(cell, line["way"], f"best DDP: {line['rival']}", line["step"], STEADY) for line in found["against"]
+            claim_of(cell, line["way"], f"best DDP: {line['rival']}", line["step"], STEADY) for line in found["against"]
         ]
         kinds = [line for line in found["against"] if line["way"] != AUTO]
-        claims += [_claim(cell, line["way"], f"CPU time of {line['rival']}", line["cpu"], STEADY) for line in kinds]
+        claims += [claim_of(cell, line["way"], f"CPU time of {line['rival']}", line["cpu"], STEADY) for line in kinds]
     first = []
     for cell, rounds in [(QUICK[0], 1)] if quick else FIRST_STEPS:
         options = _options(cell, startup.WAYS)
@@ -73,7 +73,7 @@ def measure(*, quick: bool = False, progress: Progress = print) -> dict[str, Any
         first.append({"model": cell.model, "ranks": cell.ranks, "network": cell.network, "rows": rows})
         for line in rows:
             what = f"DDP's first {startup.STEPS} steps" + (", second run" if line["cached"] else "")
-            claims.append(_claim(cell, line["way"], what, line["wall"], CACHED if line["cached"] else FIRST))
+            claims.append(claim_of(cell, line["way"], what, line["wall"], CACHED if line["cached"] else FIRST))
     result = result_of("overhead", options, claims, busy=cells[0]["busy_before"], cells=cells, first_steps=first)
     flags = " --never-slower" + (" --quick" if quick else "")
     return result | {"command": f"python -m syncline.bench.overhead{flags}", "seconds": time.perf_counter() - began}
@@ -96,7 +96,8 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
     return {**setting, "rows": rows, "against": against}
 
 
-def _claim(cell: Cell, way: str, against: str, ratio: Any, limit: float) -> dict[str, Any]:
+def claim_of(cell: Cell, way: str, against: str, ratio: Any, limit: float) -> dict[str, Any]:
+    """A line of the result: a ratio, its limit, and whether the median is within it."""
     place = {"model": cell.model, "ranks": cell.ranks, "network": cell.network}
     return {**place, "way": way, "against": against, "ratio": ratio, "limit": limit, "held": ratio["median"] <= limit}
 

@@ -70,7 +70,7 @@ class ExecutorTrial:
 
     def due(self, count: int) -> bool:
         """Whether the ranks should compare their times now: after the first timed step, and after the last."""
-        return count in (1, TIMED)
+        return count == 1 or count >= TIMED
 
     def add(self, seen: Seen, count: int) -> bool:
         """What was seen in `count` timed steps of the current plan; False if it needs more steps."""

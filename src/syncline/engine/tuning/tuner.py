@@ -86,6 +86,8 @@ class Tuner:
         """The trial of plans that runs now."""
         self._watch: Watch | None = None
         """Watches the steps of the trial's current plan."""
+        self._comparison_due = False
+        """Whether the trial's current plan was timed, and waits until all optimizers have stepped."""
         self._best: Timed | None = None
         """The fastest plan of torch's reducer, measured on the present job."""
         self._found: Choice | None = None
@@ -157,6 +159,9 @@ class Tuner:
                 self._plan_after_all_optimizers(self._profile)
         elif first:
             self._after_step()
+        elif self._trial is not None and self._watch is not None and self._comparison_due:
+            with self._engine.on_device():
+                self._compare(self._trial, self._watch)
 
     def _after_step(self) -> None:
         engine = self._engine
@@ -187,7 +192,7 @@ class Tuner:
         engine = self._engine
         self._best, self._found, self._gain = None, None, 0.0
         if engine.plan.executor != "reducer":
-            self._start_profile()
+            self._measure_without_reducer()
             return
         self._trained = []
         sizes = partial(other_sizes, shapes=engine.shapes)
@@ -207,10 +212,21 @@ class Tuner:
         """The loop has turned out to be unsuitable for torch's reducer: use the best plan without it."""
         engine = self._engine
         engine.wait()
-        if not engine.owes_a_step():
-            self.choice = replace(choice, plan=self._chooser.overlap)
-            with engine.communicating("replan"):
-                engine.replan(self._chooser.overlap)
+        if engine.owes_a_step():
+            return
+        self.choice = replace(choice, plan=self._chooser.overlap)
+        if self.costs is None:
+            self._measure_without_reducer()
+        else:
+            engine.replan(self._chooser.overlap)
+
+    def _measure_without_reducer(self) -> None:
+        """Measure the job under the plan for our own executor. If the loop has left the reducer, its buckets remain."""
+        engine = self._engine
+        self._best = self._found = None
+        if not engine.reducer_suits and not engine.fell_back:
+            engine.replan(self._chooser.overlap)
+        self._start_profile()
 
     @property
     def _may_choose(self) -> bool:
@@ -238,20 +254,28 @@ class Tuner:
         engine.watch_passes(self._watch)
 
     def _continue_trial(self, trial: ExecutorTrial, watch: Watch) -> None:
-        engine = self._engine
         watch.after_step()
-        left = trial.current is not None and trial.current.executor != engine.plan.executor
-        if not left and not trial.due(watch.count):
-            return
+        self._comparison_due = trial.due(watch.count) or self._left_reducer(trial)
+        if self._comparison_due:
+            self._compare(trial, watch)
+
+    def _left_reducer(self, trial: ExecutorTrial) -> bool:
+        """Whether the loop has turned out to be unsuitable for torch's reducer while it was tried."""
+        return trial.current is not None and trial.current.executor != self._engine.plan.executor
+
+    def _compare(self, trial: ExecutorTrial, watch: Watch) -> None:
+        """Judge the trial's current plan, unless an optimizer has still to step."""
+        engine = self._engine
         engine.wait()
         if engine.owes_a_step():
             return
+        self._comparison_due = False
         with engine.communicating("the trial of executors"):
-            if left:  # the loop has turned out to be unsuitable for torch's reducer
+            if self._left_reducer(trial):
                 engine.watch_passes(None)
-                self._trial = self._watch = self._best = None
+                self._trial = self._watch = None
                 if self._found is None:
-                    self._start_profile()
+                    self._measure_without_reducer()
                 else:
                     self._settle(self._found)
             elif trial.add(watch.seen(engine), watch.count):
