@@ -121,7 +121,7 @@ def test_costs_without_their_run_give_no_error(invoke, tmp_path):
     ("args", "message"),
     [
         (("plan", "nowhere"), "there is no 'nowhere'"),
-        (("simulate", "empty"), "run syncline train --strategy 'syncline(auto)' first"),
+        (("simulate", "empty"), "run syncline train --strategy 'syncline(auto, tune=full)' first"),
         (("simulate", "run/results.json"), "name a run folder or its costs.json"),
         (("simulate", "twice"), "name one, such as twice/runs/"),
         (("simulate", "run", "--compress", "topk(0.01)"), "was not measured in that run"),

@@ -149,12 +149,12 @@ def parse_remembered(text: str, job: Job, codecs: Iterable[str]) -> Remembered:
             raise ValueError(f"it has version {table['version']}, not {VERSION}")
         if table["job"] != json.loads(json.dumps(asdict(job))):
             raise ValueError("it belongs to another job")
-        numbers = [float(table[key]) for key in ("step", "before", "network", "gain")]
-        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        step, before, network, gain = (float(table[key]) for key in ("step", "before", "network", "gain"))
+        if not all(math.isfinite(number) and number >= 0 for number in (step, before, network, gain)):
             raise ValueError("a time in it is not a number of seconds")
         plan = parse(str(table["plan"]), of="its plan")
         costs = None if table["costs"] is None else costs_of(table["costs"])
-        found = Remembered(plan, *numbers, str(table["why"]), costs)
+        found = Remembered(plan, step, before, network, gain, str(table["why"]), costs)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it does not hold a remembered plan ({error!r})") from None
     known = {built(codec).text for codec in codecs}

@@ -17,6 +17,7 @@ from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
 from syncline.errors import UsageError, short
 from syncline.files import write_text
+from syncline.plan.frozen_parameters import trained
 from syncline.plan.run_files import COSTS, PLAN, SHAPES, shapes_text
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
@@ -87,8 +88,11 @@ def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
     if len(syncs) != 1:
         return None
     predicted = syncs[0].plan.about.get("predicted_ms")
-    if predicted is None and "measured_ms" in syncs[0].plan.about:
-        return None  # torch's reducer was timed, not predicted
+    auto = syncs[0].auto
+    if predicted is None and auto is not None and "measured_ms" in syncs[0].plan.about:
+        # torch's reducer was timed; it was predicted only if the job was measured.
+        costs, shapes = auto.costs, auto.shapes
+        return None if costs is None else plan.predict(trained(syncs[0].plan, shapes), shapes, costs).step * 1e3
     if predicted is None and syncs[0].auto is not None and syncs[0].auto.choice is not None:
         return syncs[0].auto.choice.step * 1e3  # executors are being compared
     return float(predicted) if isinstance(predicted, int | float) else None
