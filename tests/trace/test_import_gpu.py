@@ -266,7 +266,7 @@ def test_a_trace_of_the_first_profilers_is_read(tmp_path):
     """Categories `Operator`, `Runtime`, `Kernel`, `Memcpy`; the step is an operator; backward nodes without ranges."""
     found = import_files(V100)
     assert lanes(found.spans[0]) == [
-        ("step", 0, 13410), ("data", 246, 971), ("data", 1198, 1199), ("data", 1409, 1410), ("forward", 1917, 1920),
+        ("step", 0, 13144), ("data", 246, 971), ("data", 1198, 1199), ("data", 1409, 1410), ("forward", 1917, 1920),
         ("backward", 10798, 10801), ("backward", 11087, 11088), ("backward", 11667, 11670), ("backward", 12197, 12198),
         ("update", 12800, 12801), ("update", 12920, 12921), ("update", 13032, 13033), ("update", 13143, 13144),
     ]  # fmt: skip

@@ -165,5 +165,5 @@ def _cost(
     usual, lasted = _middle(sized)
     if usual >= SMALL:
         return 0.0, best, "seen"
-    bits, known = (link / max(factor, 1e-9), "link") if link else (ASSUMED_BITS, "assumed")
+    bits, known = (link / max(factor, 1e-9), "link") if link else (max(ASSUMED_BITS, best or 0.0), "assumed")
     return max(0.0, lasted - usual * 8e3 / bits), bits, known

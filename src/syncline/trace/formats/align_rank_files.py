@@ -6,9 +6,9 @@ clocks are apart.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from statistics import median
 
 from syncline.trace.formats.collective_names import NEEDS_ALL_RANKS
@@ -16,6 +16,9 @@ from syncline.trace.formats.trace_file import RankTrace
 from syncline.trace.span import STEP, Span, group_label, rank_list
 
 _FEWEST = 3
+_MOST_WAYS = 200  # ways to make up the ranks from groups that are compared
+
+_Ranks = tuple[int, ...]
 _TOLERANCE = 100_000  # nanoseconds: clocks of GPUs on one host differ by less
 _ANY_HOST = frozenset({"", "localhost", "localhost.localdomain"})
 
@@ -93,38 +96,68 @@ def _separate_groups(traces: Sequence[RankTrace]) -> None:
         for (step, name, size, group, number), span in _keyed(trace).items():
             if not group and name in NEEDS_ALL_RANKS:
                 found[name, size, number][step][trace.rank] = span
+    known = {ranks: name for trace in traces for name, ranks in trace.groups}
     labels: dict[tuple[str, int, int], dict[int, str]] = {}
-    ranks = [trace.rank for trace in traces]
     for key, steps in found.items():
-        apart = {
-            pair for of in steps.values() for pair in combinations(sorted(of), 2) if _apart(*(of[r] for r in pair))
-        }
+        rows = list(steps.values())
+        apart = {pair for of in rows for pair in combinations(sorted(of), 2) if _apart(*(of[r] for r in pair))}
         if apart:
-            labels[key] = _labels([rank for rank in ranks if any(rank in of for of in steps.values())], apart)
+            ranks = sorted({rank for of in rows for rank in of})
+            groups = _fitting(ranks, apart, known, rows) or _never_apart(ranks, apart)
+            labels[key] = {rank: group_label(known.get(of, "unnamed"), of) for of in groups for rank in of}
     for trace in traces:
         renamed = {
             id(span): labels[name, size, number][trace.rank]
             for (_, name, size, group, number), span in _keyed(trace).items()
             if not group and (name, size, number) in labels
         }
-        trace.spans = [replace(s, group=renamed[id(s)]) if id(s) in renamed else s for s in trace.spans]
+        trace.spans = [
+            replace(s, group=renamed[id(s)], unit=f"{s.unit} of group {renamed[id(s)]}") if id(s) in renamed else s
+            for s in trace.spans
+        ]
 
 
 def _apart(one: Span, other: Span) -> bool:
     return max(one.start, other.start) > min(one.end, other.end) + _TOLERANCE
 
 
-def _labels(ranks: Sequence[int], apart: set[tuple[int, int]]) -> dict[int, str]:
-    """A group for each rank: ranks that were never apart from any rank of it."""
+def _fitting(
+    ranks: Sequence[int], apart: set[tuple[int, int]], known: Collection[_Ranks], rows: Sequence[Mapping[int, Span]]
+) -> list[_Ranks]:
+    """The known groups that hold each of these ranks once, and no two that were apart; none if there are none such.
+
+    Of several ways the one counts in which the ends of the collective inside a group agree best.
+    """
+    usable = [of for of in known if len(of) > 1 and not any(pair in apart for pair in combinations(of, 2))]
+    ways = list(islice(_ways(tuple(ranks), usable), _MOST_WAYS))
+
+    def spread(way: Sequence[_Ranks]) -> int:
+        ends = [[row[rank].end for rank in of if rank in row] for of in way for row in rows]
+        return sum(max(of) - min(of) for of in ends if of)
+
+    return min(ways, key=spread, default=[])
+
+
+def _ways(ranks: _Ranks, groups: Sequence[_Ranks]) -> Iterator[list[_Ranks]]:
+    """All ways to make up these ranks from groups."""
+    if not ranks:
+        yield []
+    for group in groups:
+        if ranks and group[0] == ranks[0] and set(group) <= set(ranks):
+            for rest in _ways(tuple(rank for rank in ranks if rank not in group), groups):
+                yield [group, *rest]
+
+
+def _never_apart(ranks: Sequence[int], apart: set[tuple[int, int]]) -> list[_Ranks]:
+    """Groups of ranks that were never apart."""
     groups: list[list[int]] = []
-    for rank in sorted(ranks):
-        fitting = (of for of in groups if all((other, rank) not in apart for other in of))
-        mine = next(fitting, None)
+    for rank in ranks:
+        mine = next((of for of in groups if all((other, rank) not in apart for other in of)), None)
         if mine is None:
             groups.append([rank])
         else:
             mine.append(rank)
-    return {rank: group_label("unnamed", of) for of in groups for rank in of}
+    return [tuple(of) for of in groups]
 
 
 def _name_alike(traces: Sequence[RankTrace]) -> None:

@@ -175,7 +175,7 @@ def _with_steps(rows: list[_Row], base: int) -> list[Span]:
     for span, step in zip(spans, numbers, strict=True):
         if step < 0:
             after = bool(steps) and span.start >= steps[-1][2]
-            step = steps[-1][0] if after else max(0, step_at(steps, span.start, span.end))
+            step = steps[-1][0] if after else max(0, step_at(steps, span.start))
         result.append(replace(span, step=step, start=base + span.start, end=base + span.end))
     return result
 

@@ -41,7 +41,7 @@ def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list
     idle: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     busy = _union(work)
     for gap in _gaps(rows, work):
-        step = step_at(steps, gap.launched, gap.end)
+        step = step_at(steps, gap.launched)
         if step < 0:
             continue
         kind = _kind(gap)
@@ -53,7 +53,7 @@ def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list
             idle[step, kind, doing].append(gap.end - gap.start - loading)
     blocked: dict[tuple[int, str], list[int]] = defaultdict(list)
     for call in host.blocking:
-        step = step_at(steps, call.start, call.end)
+        step = step_at(steps, call.start)
         if step >= 0 and (ns := _common(call.start, call.end, busy)):
             blocked[step, call.kind].append(ns)
     streams: dict[str, Counter[str]] = defaultdict(Counter)

@@ -1,5 +1,6 @@
-"""Sizes of messages in a torch.profiler trace, from the host's calls where the kernels of collectives carry none."""
+"""Sizes and process groups of messages in a torch.profiler trace, from the host's calls where kernels carry none."""
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,8 +8,10 @@ from typing import Any
 
 from syncline.trace.formats.collective_names import elements, item_size
 from syncline.trace.formats.profiler_rows import Interval, Rows
-from syncline.trace.formats.trace_file import fields, whole
+from syncline.trace.formats.trace_file import fields, text, whole
+from syncline.trace.span import group_label
 
+_NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 _NESTED = 8  # calls of one message inside one another, at most
 
 
@@ -24,29 +27,45 @@ def message_bytes(event: dict[str, Any]) -> int:
     return sum(elements(shape) * item_size(kind) for shape, kind in zip(shapes, kinds, strict=False))
 
 
-def with_bytes(rows: Rows, collectives: Sequence[Interval]) -> list[Interval]:
-    """The collectives; where a kernel has no size, it is that of the call that launched it.
+def message_group(event: dict[str, Any], *, world: int) -> tuple[str, int]:
+    """The process group of a collective and its number in that group; empty and -1 where the event does not say.
+
+    `world`: the number of all ranks; a group of all of them has no name.
+    """
+    args = fields(event)
+    name, ranks = args.get("Process Group Name"), _ranks(args.get("Process Group Ranks"))
+    if not isinstance(name, str) or not name:
+        return "", -1
+    everybody = world > 0 and whole(args.get("Group size"), len(ranks)) == world
+    return "" if everybody else group_label(text(name), ranks), whole(args.get("Seq"))
+
+
+def _ranks(listed: object) -> list[int]:
+    """The ranks of a group, from a text such as `[0, 1]`; what a long list leaves out (`...`) is missing."""
+    return [int(number) for number in _NUMBER.findall(listed[:20_000])] if isinstance(listed, str) else []
+
+
+def with_calls(rows: Rows, collectives: Sequence[Interval]) -> list[Interval]:
+    """The collectives; where a kernel has no size or group, they are those of the call that launched it.
 
     Without the launch, the n-th kernel of a collective belongs to the n-th call of it if there are as many.
     """
-    if all(each.bytes for each in collectives):
-        return list(collectives)
-    in_order = _in_order(rows, collectives)
+    in_order = _in_order(rows, collectives) if not all(each.bytes for each in collectives) else {}
     calls = {thread: sorted(mine) for thread, mine in rows.sized.items()}
     result = []
     for number, each in enumerate(collectives):
         launch = rows.launches.get(each.correlation)
-        size = each.bytes
-        if not size and launch is not None:
-            size = _around(calls.get(launch.thread, []), launch.start)
-        result.append(each._replace(bytes=size or in_order.get(number, 0)))
+        around = [] if launch is None else _around(calls.get(launch.thread, []), launch.start)
+        size = each.bytes or next((call.bytes for call in around if call.bytes), in_order.get(number, 0))
+        named = next((call for call in (each, *around) if call.group or call.sequence >= 0), each)
+        result.append(each._replace(bytes=size, group=named.group, sequence=named.sequence))
     return result
 
 
-def _around(calls: Sequence[Interval], time: int) -> int:
-    """The size of the innermost call around a time, which is the backend's own; 0 if there is none."""
+def _around(calls: Sequence[Interval], time: int) -> list[Interval]:
+    """The calls around a time, the innermost first, which is the backend's own."""
     last = bisect_right(calls, time, key=lambda call: call.start)
-    return next((call.bytes for call in reversed(calls[max(0, last - _NESTED) : last]) if call.end >= time), 0)
+    return [call for call in reversed(calls[max(0, last - _NESTED) : last]) if call.end >= time]
 
 
 def _in_order(rows: Rows, collectives: Sequence[Interval]) -> dict[int, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.collective_names import collective
-from syncline.trace.formats.profiler_messages import message_bytes
+from syncline.trace.formats.profiler_messages import message_bytes, message_group
 from syncline.trace.formats.profiler_rows import Interval, Launch, Rows, Thread
 from syncline.trace.formats.profiler_spans import spans_of
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
@@ -58,8 +58,7 @@ def read(file: TraceFile) -> list[RankTrace]:
     if file.cut:
         # Its events are not in time order, so a part of them would look like a whole trace.
         raise UsageError(f"{file.path} ends {file.cut}: export it again")
-    info = file.header.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
+    info = _distributed_info(file)
     base = whole(file.header.get("baseTimeNanoseconds"), 0)
     rank = whole(info.get("rank"))
     found = spans_of(reader.rows, rank=rank, base=base)
@@ -67,10 +66,32 @@ def read(file: TraceFile) -> list[RankTrace]:
         found.notes.append(f"{file.odd + reader.odd} entries that are not valid events were left out")
     return [
         RankTrace(
-            file.path, rank, found.spans, found.notes, world=whole(info.get("world_size"), 0), pid=reader.pid,
-            host=text(file.header.get("host_name")), absolute=base > 0, gpu=found.gpu,
+            file.path, rank, found.spans, found.notes, world=_world(file), pid=reader.pid,
+            host=text(file.header.get("host_name")), absolute=base > 0, gpu=found.gpu, sequences=found.sequences,
+            groups=_groups(info),
         )
     ]  # fmt: skip
+
+
+def _distributed_info(file: TraceFile) -> dict[str, Any]:
+    info = file.header.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def _groups(info: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Names and ranks of the process groups that the header lists."""
+    found = []
+    listed = info.get("pg_config")
+    for group in listed if isinstance(listed, list) else ():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+            found.append((text(group.get("pg_name")), tuple(sorted(ranks))))
+    return tuple(found)
+
+
+def _world(file: TraceFile) -> int:
+    """The job's number of ranks; 0 if the file does not say, or not yet."""
+    return whole(_distributed_info(file).get("world_size"), 0)
 
 
 @dataclass
@@ -132,15 +153,13 @@ class _Reader:
             return
         self.file.keep()
         if kind in ("launch", "sized"):
-            title = collective(text(fields(event).get("Collective name")) or name)
-            row = Interval(start, end, title, bytes=message_bytes(event))
+            row = self._collective(event, name, start, end)
             if kind == "launch":
                 self.rows.calls[thread].append(row)
-            if row.bytes:
+            if row.bytes or row.group or row.sequence >= 0:
                 self.rows.sized[thread].append(row)
         elif kind == "range":
-            title = collective(name.partition(":")[2])
-            self.rows.collectives.append(Interval(start, end, title, bytes=message_bytes(event)))
+            self.rows.collectives.append(self._collective(event, name.partition(":")[2], start, end))
         elif kind == "step":
             self.pid = text(str(event.get("pid")))
             self.rows.steps.append(((int(name.partition("#")[2]), start, end), thread))
@@ -148,14 +167,18 @@ class _Reader:
             self._last[thread] = (start, end)
             self.rows.host[thread].append(Interval(start, end, kind))
 
+    def _collective(self, event: dict[str, Any], name: str, start: int, end: int) -> Interval:
+        title = collective(text(fields(event).get("Collective name")) or name)
+        group, sequence = message_group(event, world=_world(self.file))
+        return Interval(start, end, title, bytes=message_bytes(event), group=group, sequence=sequence)
+
     def _device(self, event: dict[str, Any], category: str, name: str, start: int, end: int) -> None:
         args = fields(event)
         correlation = whole(args.get("correlation"))
         stream = text(str(args.get("stream", event.get("tid"))).removeprefix("stream "))
         if name.startswith(("nccl", "rccl")) or "Collective name" in args:
-            title = collective(text(args.get("Collective name")) or name)
-            row = Interval(start, end, title, bytes=message_bytes(event), correlation=correlation, stream=stream)
-            self.rows.collectives.append(row)
+            row = self._collective(event, name, start, end)
+            self.rows.collectives.append(row._replace(correlation=correlation, stream=stream))
         else:
             # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
             kind = "copy" if category.endswith("memcpy") and "HtoD" in name else "kernel"

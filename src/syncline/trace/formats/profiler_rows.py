@@ -30,6 +30,10 @@ class Interval(NamedTuple):
     operator: str = ""
     """The operator that launched a kernel."""
     stream: str = ""
+    group: str = ""
+    """The process group of a collective, empty for all ranks and where it is unknown."""
+    sequence: int = -1
+    """The number of a collective in its group; -1 where it is unknown."""
 
 
 class Launch(NamedTuple):
@@ -61,6 +65,11 @@ class Rows:
     ranges: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     syncs: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     runtime: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
+
+    def launched(self, work: Interval) -> int:
+        """When the host launched a kernel or a collective; its own start where that is unknown."""
+        launch = self.launches.get(work.correlation)
+        return work.start if launch is None else launch.start
 
 
 def outermost(intervals: Iterable[Interval]) -> list[Interval]:

@@ -5,17 +5,18 @@ Ranges and ops of threads get a lane and a step, kernels the lane of their launc
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 from syncline.trace.formats.profiler_idle import gpu_activity
-from syncline.trace.formats.profiler_messages import with_bytes
+from syncline.trace.formats.profiler_messages import with_calls
 from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
 from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.span import STEP, Span
 
+_WAITED = 100_000  # nanoseconds without an op until a collective ends: less is the Python between two ops
 _JOIN_OPS = 500_000  # nanoseconds: ops of a lane that are closer, with only Python between, are one span
 
 
@@ -26,6 +27,8 @@ class Found:
     spans: list[Span] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     gpu: GpuActivity | None = None
+    sequences: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    """As in `RankTrace`."""
 
 
 def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
@@ -36,29 +39,55 @@ def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
         return Found(
             notes=["it holds no work of a training loop: profile with ProfilerActivity.CPU, and CUDA on a GPU"]
         )
-    spans = [Span(rank, STEP, STEP, "", number, base + start, base + end) for number, start, end in steps]
     lanes = _lanes(rows, steps)
     work = _work(rows, lanes, steps)
+    collectives = [
+        each._replace(step=step_at(steps, rows.launched(each))) for each in sorted(_collectives(rows, notes))
+    ]
+    device_steps = _device_steps(steps, [*rows.kernels, *collectives], rows) if rows.kernels else steps
+    spans = [Span(rank, STEP, STEP, "", number, base + start, base + end) for number, start, end in device_steps]
     spans += [
         Span(rank, p.kind, p.name or p.kind, p.operator, p.step, base + p.start, base + p.end, stream=p.stream)
         for p in work
         if p.step >= 0
     ]
-    outside = sum(interval.step < 0 for interval in work)
-    counted: dict[int, int] = defaultdict(int)
-    for each in sorted(_collectives(rows, notes)):
-        launch = rows.launches.get(each.correlation)
-        step = step_at(steps, each.start if launch is None else launch.start, each.end)
-        if step < 0:
-            outside += 1
+    counted: dict[tuple[int, str], int] = defaultdict(int)
+    sequences: dict[tuple[int, int, str], int] = {}
+    for each in collectives:
+        if each.step < 0:
             continue
-        unit = f"collective {counted[step]}"
-        counted[step] += 1
+        unit = f"collective {counted[each.step, each.group]}" + (f" of group {each.group}" if each.group else "")
+        counted[each.step, each.group] += 1
         times = (base + each.start, base + each.end)
-        spans.append(Span(rank, "exchange", each.kind, unit, step, *times, each.bytes, stream=each.stream))
+        if each.sequence >= 0:
+            sequences[*times, each.group] = each.sequence
+        spans.append(Span(rank, "exchange", each.kind, unit, each.step, *times, each.bytes, each.group, each.stream))
+    outside = sum(interval.step < 0 for interval in (*work, *collectives))
     if outside:
         notes.append(f"{outside} spans before its first or after its last step were left out")
-    return Found(spans, notes, gpu_activity(rows, lanes, steps) if rows.kernels else None)
+    return Found(spans, notes, gpu_activity(rows, lanes, steps) if rows.kernels else None, sequences)
+
+
+def _device_steps(steps: list[Step], work: Iterable[Interval], rows: Rows) -> list[Step]:
+    """The steps on the GPU's clock: each ends when the last kernel that was launched in it ends.
+
+    The first one starts when the kernels that were launched before it have ended. A step that launched no kernel ends
+    where the host ends it.
+    """
+    begin, ends = steps[0][1], dict[int, int]()
+    for each in work:
+        launched = rows.launched(each)
+        step = step_at(steps, launched)
+        if step >= 0:
+            ends[step] = max(each.end, ends.get(step, each.end))
+        elif launched < steps[0][1]:
+            begin = max(begin, each.end)
+    result = []
+    for number, _, end in steps:
+        until = max(begin, ends.get(number, end))
+        result.append((number, begin, until))
+        begin = until
+    return result
 
 
 def _steps(rows: Rows, notes: list[str]) -> list[Step]:
@@ -86,12 +115,31 @@ def _work(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step])
     if rows.kernels:
         loading = [p for p in lanes.get(_main_thread(rows), []) if p.kind == "data"]
         return loading + _kernels(rows, lanes, steps)
-    # The call of a collective is not compute: where it blocks, the exchange is exposed.
+    # The call of a collective is not compute, nor is waiting for one: there the exchange is exposed.
+    ends = sorted((each.end, each.start) for each in rows.collectives)
     return [
         interval
         for thread, intervals in lanes.items()
-        for interval in _without(intervals, outermost(rows.calls.get(thread, [])))
+        for interval in _without(intervals, outermost([*rows.calls.get(thread, []), *_blocked(rows, thread, ends)]))
     ]
+
+
+def _blocked(rows: Rows, thread: Thread, ends: list[tuple[int, int]]) -> Iterator[Interval]:
+    """Times in which a thread that calls collectives ran no op until one of them ended: it was waiting for that.
+
+    Collectives that have a range of their own (Gloo) are waited for in C++, without an op: DDP's broadcast of buffers
+    inside forward, for example. `ends`: end and start of all collectives, in order.
+    """
+    if not rows.calls.get(thread):
+        return
+    for before, after in pairwise(outermost(rows.ops.get(thread, []))):
+        place = bisect_right(ends, after.start, key=lambda pair: pair[0]) - 1
+        if place >= 0:
+            end, start = ends[place]
+            # Gloo's own thread starts the range a little after the call.
+            under_way = start <= before.end or before.kind.startswith("c10d::")
+            if under_way and end - before.end >= _WAITED:
+                yield Interval(before.end, end, "wait")
 
 
 def _kernels(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:
@@ -100,8 +148,8 @@ def _kernels(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Ste
     result = []
     for kernel in sorted(rows.kernels):
         launch = rows.launches.get(kernel.correlation)
-        thread, launched = (0, kernel.start) if launch is None else (launch.thread, launch.start)
-        step = step_at(steps, launched, kernel.end)
+        thread, launched = 0 if launch is None else launch.thread, rows.launched(kernel)
+        step = step_at(steps, launched)
         # Without an op around its launch (a kernel from Python) it gets the lane that its thread had before.
         before = _last_before(lanes.get(thread, []), launched)
         lane = before.kind if before is not None and before.step == step else "forward"
@@ -120,7 +168,7 @@ def _last_before(intervals: list[Interval], time: int) -> Interval | None:
 
 
 def _collectives(rows: Rows, notes: list[str]) -> list[Interval]:
-    found = with_bytes(rows, rows.collectives)
+    found = with_calls(rows, rows.collectives)
     if not found and any(rows.calls.values()):
         notes.append(
             "it has only the calls of its collectives, which may return before the transfer ends:"
@@ -136,7 +184,7 @@ def _collectives(rows: Rows, notes: list[str]) -> list[Interval]:
 
 def _thread_lanes(intervals: Iterable[Interval], steps: list[Step], *, training: bool) -> list[Interval]:
     """A thread's lanes, in order. Of a thread that does not run the training loop, only backward work counts."""
-    mine = [p._replace(step=step_at(steps, p.start, p.end)) for p in outermost(intervals)]
+    mine = [p._replace(step=step_at(steps, p.start)) for p in outermost(intervals)]
     if training:
         return _joined(_placed(mine))
     return _joined(p._replace(kind="backward") for p in mine if p.kind in ("backward", "finish"))

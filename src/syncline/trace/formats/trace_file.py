@@ -132,6 +132,8 @@ class RankTrace:
     absolute: bool = False
     sequences: dict[tuple[int, int, str], int] = field(default_factory=dict)
     """By start, end and group of a collective: its number in the group, where the file has it."""
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and ranks of the process groups that this rank is in, as far as the file says."""
     gpu: GpuActivity | None = None
     """What its GPU waited for, if the file shows one."""
 
@@ -147,12 +149,13 @@ def rank_traces(file: TraceFile, spans: Iterable[Span], notes: list[str], *, abs
     ]
 
 
-def step_at(steps: list[Step], start: int, end: int) -> int:
-    """The number of the step that this time belongs to; between two steps the earlier, -1 outside all of them."""
-    place = bisect_right(steps, start, key=lambda step: step[1]) - 1
-    if place < 0:
-        return steps[0][0] if steps and end > steps[0][1] else -1
-    return -1 if place == len(steps) - 1 and start >= steps[-1][2] else steps[place][0]
+def step_at(steps: list[Step], time: int) -> int:
+    """The number of the step that this time belongs to; between two steps the earlier, -1 outside all of them.
+
+    What starts (or is launched) before the first step does not belong to it, even if it ends inside.
+    """
+    place = bisect_right(steps, time, key=lambda step: step[1]) - 1
+    return -1 if place < 0 or (place == len(steps) - 1 and time >= steps[-1][2]) else steps[place][0]
 
 
 def times(event: dict[str, Any]) -> tuple[int, int] | None:

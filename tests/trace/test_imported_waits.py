@@ -1,0 +1,69 @@
+"""Imported torch.profiler traces: waits inside a phase, process groups, and steps on the GPU's clock."""
+
+import pytest
+from trace_files import FIXTURES, host, kernel, kineto, launch
+
+from syncline.trace import analyze, load, partition
+from syncline.trace.formats.load import import_files
+
+WAITS = FIXTURES / "waits"
+LATE_MS = 40
+
+
+def test_a_rank_that_is_late_for_the_broadcast_of_buffers_is_the_straggler():
+    told = analyze(WAITS / "batchnorm-gloo")
+    assert told.verdict.kind == "straggler"
+    assert told.verdict.sentence.startswith("Rank 0 is late, delayed in data loading")
+    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.05)
+    waiting = told.ranks[1].breakdown_ms
+    assert waiting["wait"] == pytest.approx(LATE_MS, rel=0.05)
+    assert waiting["forward"] < 2
+
+
+def test_groups_of_a_mesh_are_matched_apart_and_the_cause_of_a_chain_of_waits_is_found():
+    trace = load(WAITS / "mesh-gloo")
+    assert trace.notes == ("ranks 0-3 ran on host vm: its clock was taken as it is",)
+    assert {tuple(exchange.joined) for exchange in trace.exchanges} == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    told = analyze(trace)
+    assert told.verdict.sentence.startswith("Rank 3 is late, delayed in data loading")
+    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.05)
+
+
+def step(number, start, end):
+    return host(f"ProfilerStep#{number}", start, end, cat="user_annotation")
+
+
+def ahead_of_its_gpu(path):
+    """A host that is 3 ms ahead of its GPU, in microseconds: kernels run when their step is over on the host."""
+    events = [launch(-100, 1), kernel("warm-up", 500, 2900, 1)]
+    for number in range(4):
+        at = 1000 * number
+        events += [step(number, at, at + 990), host("aten::mm", at + 10, at + 100), launch(at + 20, 10 + number)]
+        events.append(kernel("gemm", 3000 + 1000 * number, 3900 + 1000 * number, 10 + number))
+    return kineto(path, events)
+
+
+def test_steps_end_when_their_kernels_end_and_work_launched_before_the_first_does_not_count(tmp_path):
+    found = import_files(ahead_of_its_gpu(tmp_path / "t.json"))
+    spans = found.spans[0]
+    base = 1_000_000_000
+    bounds = [((s.start - base) / 1000, (s.end - base) / 1000) for s in spans if s.lane == "step"]
+    assert bounds == [(2900, 3900), (3900, 4900), (4900, 5900), (5900, 6900)]
+    assert [s.step for s in spans if s.name == "gemm"] == [0, 1, 2, 3]
+    assert not [s for s in spans if s.name == "warm-up"]
+    assert "1 spans before its first or after its last step were left out" in found.notes
+    for phases in partition(spans).values():
+        assert phases["forward"] == 900_000
+        assert sum(phases.values()) == 1_000_000
+
+
+@pytest.mark.parametrize("folder", ["batchnorm-gloo", "mesh-gloo"])
+def test_no_figure_contradicts_another(folder):
+    told = analyze(WAITS / folder)
+    step_ms = told.step_ms["usual"]
+    assert sum(told.breakdown_ms.values()) == pytest.approx(step_ms)
+    assert sum(told.breakdown.values()) == pytest.approx(1)
+    assert told.bound.distance >= 0
+    assert all(finding.recoverable_ms <= step_ms for finding in told.findings)
+    assert all(late.wait_ms <= step_ms for late in told.late)
+    assert told.startup.steady_ms == pytest.approx(step_ms)
