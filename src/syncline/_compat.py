@@ -72,6 +72,17 @@ def storage_address(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy into the first tensor of each pair from the second: on CUDA, in as few kernels as possible."""
+    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    if alike:  # one pair that is not would make a kernel of each
+        torch._foreach_copy_([into for into, _ in alike], [values for _, values in alike])
+    if len(alike) < len(pairs):
+        for into, values in pairs:
+            if into.stride() != values.stride():
+                into.copy_(values)
+
+
 def run_last(parameter: Tensor, handle: Any) -> None:
     """Make a post-accumulate hook the last one of its parameter; only before the gradient is accumulated."""
     hooks: Any = parameter._post_accumulate_grad_hooks

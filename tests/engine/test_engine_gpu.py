@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from loops.table import ROWS
 from torch import nn
 
 import syncline
+from syncline.engine.launch import capture
 from syncline.errors import PeerError
 
 pytestmark = [
@@ -132,6 +134,62 @@ def _grads(model: nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_codecs_are_lockstep_over_nccl() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(codecs_over_nccl, args=(2, folder), nprocs=2)
+
+
+def train_captured(rank: int, folder: str, spec: str, *, captured: bool) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Steps with a broken batch, a skipped step and a step of accumulation between others; losses and the end state."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Dropout(0.1), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 96))
+    net.append(nn.Conv1d(1, 8, 5)).cuda()
+    net[-1].register_forward_pre_hook(lambda _, inputs: (inputs[0][:, None],))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    sync = syncline.attach(net, optimizer, compress=spec, tune=False, capture=captured, sentinel=7)
+    losses = []
+    for step in range(16):
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(100 * step + rank)).cuda()
+        if step == 9 and rank == 1:
+            x[0, 0] = torch.nan
+        with sync.no_sync() if step == 5 else nullcontext():
+            loss = net(x).square().mean()
+            loss.backward()
+        if step == 9:  # averages are broken, and replaced by hand: residuals must stay as they were
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 1e-3)
+        if step == 12:  # a skipped step
+            optimizer.zero_grad()
+        elif step != 5:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    state = {name: tensor.cpu() for name, tensor in sync.state_dict().items()}
+    state |= {name: p.detach().cpu() for name, p in net.named_parameters()}
+    about = sync.plan.about.get("capture", "")
+    sync.close()
+    return (torch.stack(losses).cpu(), about), state
+
+
+def captured_over_nccl(rank: int, world: int, folder: str) -> None:
+    join(rank, world, folder)
+    capture.WARM_UP = 2
+    for spec in ("powersgd(rank=2)", "powersgd(rank=4) | bf16", "acpsgd(rank=2)"):
+        (losses, _), eager = train_captured(rank, folder, spec, captured=False)
+        (again, about), state = train_captured(rank, folder, spec, captured=True)
+        if rank == 0:
+            print(spec, about)
+        units = about.partition(" of ")[2].partition(" ")[0]
+        assert about.startswith("0 of" if spec.startswith("acp") else f"{units} of {units}"), about
+        assert torch.equal(losses[:9], again[:9]), spec
+        assert torch.equal(losses.nan_to_num(), again.nan_to_num()), spec
+        assert state.keys() == eager.keys()
+        for name, tensor in state.items():
+            assert tensor.isfinite().all(), f"{spec} {name}"
+            assert torch.equal(tensor, eager[name]), f"{spec} {name}"
+    dist.destroy_process_group()
+
+
+def test_captured_launches_are_eager_launches_over_nccl() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(captured_over_nccl, args=(2, folder), nprocs=2)
 
 
 def lose_a_peer(rank: int, world: int, folder: str, how: str) -> None:

@@ -48,6 +48,13 @@ class Coder:
         """Whether this is `cast(dtype)`, which returns values of that dtype unchanged."""
         return self.encoder is _encode_cast and dict(self.options)["dtype"] == dtype
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the payload depends on the seed."""
+        if self.encoder is _encode_both:
+            return any(part.seeded for part in dict(self.options).values() if isinstance(part, Coder))
+        return "seed" in _parameters(self.encoder) | _parameters(self.decoder)
+
     def _options(self, function: Callable[..., Any], seed: int) -> dict[str, Any]:
         takes = _parameters(function)
         return {name: value for name, value in (*self.options, ("seed", seed)) if name in takes}

@@ -23,6 +23,7 @@ class Definition:
     native: bool
     spread: bool
     wraps: bool
+    captures: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -42,6 +43,7 @@ def codec(
     native: bool = False,
     spread: bool = False,
     wraps: bool = False,
+    captures: bool = False,
 ) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(grad, state, *, options)` as codec `name`.
 
@@ -55,6 +57,8 @@ def codec(
     - `native`: it gets float64 gradients as float64; other codecs get float32.
     - `spread`: one nan or inf makes the whole gradient nan before the codec sees it, so that it is always sent.
     - `wraps`: its first option is another codec, passed to it as `inner`.
+    - `captures`: on CUDA its work may be recorded once and replayed in every step. For that, it must do the same in
+      every step: nothing may depend on values, on the step's number or on seeds.
     """
     if feedback not in (True, False, "own"):
         raise UsageError(f"codec '{name}': feedback is {feedback!r}; use True, False or 'own'")
@@ -62,7 +66,7 @@ def codec(
         raise UsageError(f"codec '{name}': view is '{view}'; use 'flat' or 'matrix'")
 
     def add(function: Callable[..., Any]) -> Definition:
-        made = Definition(name, function, feedback, view, carries, tail, takes, native, spread, wraps)
+        made = Definition(name, function, feedback, view, carries, tail, takes, native, spread, wraps, captures)
         return CODECS.register(name)(made)
 
     return add

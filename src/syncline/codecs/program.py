@@ -48,13 +48,13 @@ class Run:
         self.state = State(names=names, step=step, rank=rank, world=world, seed=seed)
         self._steps: Any = None
 
-    def start(self, grad: Tensor, state: Tensors | None = None) -> Request | Result:
+    def start(self, grad: Tensor, state: Tensors | None = None, *, scratch: bool = False) -> Request | Result:
         """Begin with a gradient, packed by a `Batch`, and the state tensors that were committed last.
 
-        Returns the first request, or the result.
+        Returns the first request, or the result. `scratch` allows the run to overwrite the gradient.
         """
         self.state.tensors = state or {}
-        self._steps = _program(self.codec, grad.detach(), self.state)
+        self._steps = _program(self.codec, grad.detach(), self.state, scratch=scratch)
         return self.resume(None)
 
     def resume(self, answer: Any) -> Request | Result:
@@ -68,25 +68,27 @@ class Run:
         return request
 
 
-def _program(codec: Runnable, grad: Tensor, state: State) -> Any:
+def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool) -> Any:
     if not grad.dtype.is_floating_point:
         raise ValueError(f"a float gradient is needed, not {grad.dtype}")
-    state.dtype = grad.dtype
+    state.dtype, shape = grad.dtype, grad.shape
     x = _viewed(grad, codec)
     x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
     factors = codec.definition.carries == "factors"
     if codec.spread and x.numel() and not factors:
         # Make the whole gradient nan if one value is: the codec might not send that value.
         x = _spread(x)
+    scratch = scratch or x.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr()
+    del grad  # the caller may have no other use for its memory
     if codec.feedback is True:
-        x = state.compensate(x)
+        x = state.compensate(x, scratch=scratch)
     steps = _chained(codec, x, state)
     out = yield from _marked(steps) if codec.spread and factors else steps
     keep = dict(out.state)
     if codec.feedback:
         assert state.compensated is not None, f"codec '{codec}' has feedback='own' and did not compensate"
-        keep["error"] = _residual(state, out).view(grad.shape)
-    return Result(out.mean.to(grad.dtype).view(grad.shape), keep)
+        keep["error"] = _residual(state, out).view(shape)
+    return Result(out.mean.to(state.dtype).view(shape), keep)
 
 
 def _marked(steps: Steps) -> Steps:
@@ -123,7 +125,7 @@ def _residual(state: State, out: Out) -> Tensor:
     whole, share = state.compensated, _share(out, state)
     assert whole is not None
     used = {t.untyped_storage().data_ptr() for t in (out.mean, *out.state.values())}
-    ours = "error" in state.tensors and whole.dtype == share.dtype
+    ours = state.reusable and whole.dtype == share.dtype
     free = ours and whole.untyped_storage().data_ptr() not in used
     return torch.sub(whole, share.view_as(whole), out=whole if free else None)
 
@@ -149,9 +151,11 @@ def _chained(codec: Runnable, x: Tensor, state: State) -> Steps:
     if tail is None:
         return (yield from codec.generate(x, state))
 
+    seed = state.rank_seed if tail.seeded else 0
+
     def encoded(request: Request) -> Generator[Request, Any, Any]:
         if isinstance(request, Mean | Sum):
-            merged = yield Merge(request.tensor, tail, state.rank_seed, isinstance(request, Mean), own=False)
+            merged = yield Merge(request.tensor, tail, seed, isinstance(request, Mean), own=False)
             return merged.mean.to(request.tensor.dtype)
         if isinstance(request, Merge):
             return (yield replace(request, coder=then(request.coder, tail)))

@@ -33,6 +33,10 @@ class State:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     compensated: Tensor | None = None
+    reusable: bool = False
+    """Whether the memory of `compensated` is this run's own."""
+    drawn: list[Tensor] = field(default_factory=list)
+    """Random numbers that were used, for those who keep their addresses."""
 
     def get(self, key: str, default: Tensor) -> Tensor:
         """The tensor kept under `key` in the last committed step, else `default`."""
@@ -58,16 +62,25 @@ class State:
 
         They depend on the parameter's name, not on the grouping. They are generated once and cached.
         """
-        return _random(self.seed, self.names, tuple(shape), device)
+        self.drawn.append(_random(self.seed, self.names, tuple(shape), device))
+        return self.drawn[-1]
 
-    def compensate(self, grad: Tensor) -> Tensor:
+    def compensate(self, grad: Tensor, *, scratch: bool = False) -> Tensor:
         """Add the residual of earlier steps; the new residual is computed against the returned tensor.
+
+        `scratch` allows to overwrite the gradient.
 
         A codec with `feedback=True` gets a compensated gradient. A codec that must change the gradient first
         declares `feedback="own"` and calls this itself.
         """
         error = self.tensors.get("error")
-        self.compensated = grad if error is None else grad + error.view(grad.shape)
+        self.reusable = scratch or error is not None
+        if error is None:
+            self.compensated = grad
+        elif scratch and grad.dtype == error.dtype:
+            self.compensated = grad.add_(error.view(grad.shape))
+        else:
+            self.compensated = grad + error.view(grad.shape)
         return self.compensated
 
 

@@ -45,6 +45,7 @@ def attach(
     workers: int = 3,
     tune: bool | str = True,
     plan_cache: bool | str | Path | None = None,
+    capture: bool = True,
 ) -> Sync:
     """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
@@ -75,6 +76,7 @@ def attach(
         plan_cache: Folder for the plans that tuning finds, so that the next run of the same job starts tuned. False: no
             such folder. None: as SYNCLINE_PLAN_CACHE says (a folder, or `off`), else `~/.cache/syncline/plans`; off
             under pytest.
+        capture: On CUDA, replay the work of codecs that declare it as CUDA graphs. `plan.about["capture"]` says where.
 
     Returns:
         The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.
@@ -113,6 +115,7 @@ def attach(
         recorder=recorder,
         seed=seed,
         workers=workers,
+        capture=capture,
     )
     if recorder is None:
         record_attached(model, list(optimizers))  # SYNCLINE_TRACE

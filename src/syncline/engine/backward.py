@@ -413,7 +413,9 @@ def _collect_gradients(unit: UnitRun) -> None:
         slot.grad = grad
         unit.grads.append(as_real(grad.detach()))
         unit.targets.append(grad)
-        unit.takes_memory.append(not users_memory)
+        # On CUDA the average is copied: that is fast there, and until the device is done, memory that the gradient
+        # gave up could not be used for anything else.
+        unit.takes_memory.append(not users_memory and not grad.is_cuda)
     _check_kinds(unit)
     for launch in unit.launches:
         launch.chain = chain

@@ -32,6 +32,7 @@ from syncline.engine.inflight.compiled_code import CompiledCode
 from syncline.engine.inflight.plain_copies import keep_copies_plain
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.inflight.unguarded import guard_process
+from syncline.engine.launch.capture import Captures
 from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
@@ -75,6 +76,7 @@ class Sync:
         recorder: Recorder | None,
         seed: int,
         workers: int,
+        capture: bool,
     ) -> None:
         """`attach` has checked the arguments. `allowed`: the codecs of "auto", None for the codecs of the plan.
 
@@ -137,7 +139,8 @@ class Sync:
         if self.world == 1:
             return
         self._peers = PeerMonitor(self)
-        self.executor = self._make_executor(workers)
+        self._captures: Captures | None = None
+        self.executor = self._make_executor(workers, capture=capture)
         self._compiled: CompiledCode | None = None
         self._end_plain_copies = keep_copies_plain()
         self._finder: OptimizerFinder | None = None
@@ -354,11 +357,13 @@ class Sync:
         else:
             self._backward.finish()
 
-    def _make_executor(self, workers: int) -> Executor:
+    def _make_executor(self, workers: int, *, capture: bool) -> Executor:
         if self.device.type == "cuda":
+            from syncline.engine.executors.graphs import GraphTape
             from syncline.engine.executors.streams import StreamExecutor
 
-            return StreamExecutor(self.recorder, self.device, peers=self._peers)
+            self._captures = Captures(partial(GraphTape, self.device)) if capture else None
+            return StreamExecutor(self.recorder, self.device, peers=self._peers, captures=self._captures)
         return ThreadExecutor(self.recorder, workers=workers, peers=self._peers, cut=self.groups.cut)
 
     # -- for the engine's own parts: EngineView and TunableEngine of protocols.py
@@ -437,6 +442,8 @@ class Sync:
         self._sentinel.after_optimizer_step(first=first)
         if self.auto is not None:
             self.auto.after_optimizer_step(first=first)
+        if self._captures is not None and self._captures.changed:
+            self._running.plan = replace(self.plan, about={**self.plan.about, "capture": self._captures.report()})
         if self.plan.executor == "reducer" and not self._reducer.active and not self._profiled:
             self.wait()
             self._use_planned_executor()  # residuals of the plan before may have been sent now

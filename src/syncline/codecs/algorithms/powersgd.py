@@ -25,7 +25,7 @@ def start(state: State, key: str, shape: tuple[int, int], like: Tensor) -> Tenso
     return torch.where(norm == 0, fresh, factor / norm)
 
 
-@codec("powersgd", feedback=True, view="matrix", carries="factors", spread=True)
+@codec("powersgd", feedback=True, view="matrix", carries="factors", spread=True, captures=True)
 def powersgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) -> Steps:
     """Send the factors of a rank-`rank` approximation that all ranks share; two all-reduces per step.
 

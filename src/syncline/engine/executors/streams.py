@@ -19,12 +19,15 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses, abort_group, raw_stream
 from syncline.engine.health.peer_errors import PeerMonitor
+from syncline.engine.launch.capture import Captures
 from syncline.engine.launch.run import run_launch
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
 
 _CHECK_S = 0.5
 """Seconds between two looks for late events."""
+_EARLY_PASSES = 6
+"""Passes on one side stream: then the plan changes, and every stream costs the workspaces of libraries for good."""
 
 
 class EventTicket:
@@ -72,14 +75,17 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, recorder: Recorder, device: torch.device, *, peers: PeerMonitor, streams: int = 6, updates: int = 4
-    ) -> None:
-        self.recorder, self.device, self._peers = recorder, device, peers
+        self, recorder: Recorder, device: torch.device, *, peers: PeerMonitor, captures: Captures | None,
+        streams: int = 6, updates: int = 4,
+    ) -> None:  # fmt: skip
+        """`captures`: the recordings of launches, if launches may be recorded."""
+        self.recorder, self.device, self._peers, self._captures = recorder, device, peers, captures
         self.index = torch.cuda.current_device() if device.index is None else device.index
         self.failure: BaseException | None = None
         self.lanes = streams
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]
         self._updates = [torch.cuda.Stream(device, priority=-1) for _ in range(updates)]
+        self._passes = 0
         self._order: list[Launch] = []
         self._next = 0
         self._exchanges: dict[UnitRun, EventTicket] = {}
@@ -98,6 +104,9 @@ class StreamExecutor:
     def begin(self, order: Sequence[Launch]) -> None:
         """Start a backward pass; its launches are issued in this order."""
         self._raise_failure()
+        if self._captures is not None:
+            self._captures.begin(order)
+        self._passes += 1
         self._order, self._next = list(order), 0
         self._exchanges = {launch.unit: EventTicket(self) for launch in self._order}
         for number, launch in enumerate(self._order):
@@ -178,26 +187,34 @@ class StreamExecutor:
         self._thread.join(timeout=5)
 
     def _issue(self, launch: Launch) -> None:
-        stream = self._stream(launch.position)
+        stream = self._streams[self._number(launch)]
         stream.wait_event(launch.event)
         unit = launch.unit
         try:
             with torch.cuda.stream(stream), torch.no_grad(), NoSubclasses():
-                run_launch(launch, self.recorder, None)
+                self._run(launch)
                 launch.event = self._end(stream, launch.label)
         except BaseException as error:
             self.fail(self._peers.error_for(launch.label, error))
             self._raise_failure()
         unit.open_launches -= 1
         if unit.open_launches == 0:
-            last = self._stream(launch.position)
             for other in unit.launches:
                 if other is not launch:
-                    last.wait_event(other.event)
-            self._exchanges[unit].resolve(launch.event if len(unit.launches) == 1 else self._end(last, launch.label))
+                    stream.wait_event(other.event)
+            self._exchanges[unit].resolve(launch.event if len(unit.launches) == 1 else self._end(stream, launch.label))
 
-    def _stream(self, position: int) -> torch.cuda.Stream:
-        return self._streams[position % len(self._streams)]
+    def _run(self, launch: Launch) -> None:
+        captures = self._captures
+        made = captures.of(launch, self._number(launch)) if captures is not None else None
+        if made is not None:
+            made.run(launch, self.recorder)
+        else:
+            run_launch(launch, self.recorder, None)
+
+    def _number(self, launch: Launch) -> int:
+        """Which side stream a launch is put on."""
+        return 0 if self._passes <= _EARLY_PASSES else launch.position % len(self._streams)
 
     def _end(self, stream: torch.cuda.Stream, label: str) -> Any:
         event = torch.cuda.Event()

@@ -17,6 +17,8 @@ from syncline.codecs.build import LATE
 
 SMALL = 16384
 """Tensors of a unit with up to this many values are laid end to end for codecs that work on flat tensors."""
+STACK = 1 << 22
+"""Equal matrices are stacked up to this many values: more would only need more memory for the product of factors."""
 
 States = Mapping[str, Mapping[str, Tensor]]
 
@@ -114,9 +116,18 @@ def launch_batches(
     total = sum(torch.Size(shape).numel() for shape in shapes)
     partitions = min(partitions, max(1, total))
     if partitions == 1:
-        return [[CodecBatch(codec, batch) for batch in codecs.batches(codec, names, shapes, small=SMALL)]]
+        batches = codecs.batches(codec, names, shapes, small=SMALL)
+        return [[CodecBatch(codec, part) for batch in batches for part in _stacks(batch)]]
     cuts = [total * k // partitions for k in range(partitions + 1)]
     return [[CodecSlice(codec, names, shapes, k, (cuts[k], cuts[k + 1]))] for k in range(partitions)]
+
+
+def _stacks(batch: Batch) -> Iterator[Batch]:
+    """The batch; a large stack of matrices in several parts, for one of which a matrix is large enough."""
+    size = max(1, STACK // max(1, torch.Size(batch.shapes[0]).numel())) if batch.stacked else len(batch.members)
+    for at in range(0, len(batch.members), size):
+        part = slice(at, at + size)
+        yield Batch(batch.members[part], batch.names[part], batch.shapes[part], batch.stacked)
 
 
 def count_rounds(batches: Sequence[CodecBatch]) -> tuple[int, bool]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from syncline._compat import storage_address
 from syncline.codecs import Codec, Gather, Merge, Out, Request, Result
 from syncline.codecs.ops import finite
 from syncline.codecs.requests import answer, lower
@@ -30,10 +31,12 @@ def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
     unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
     # Other exchanges sum in float32; and norms are taken of the gradient before it is overwritten.
     reuse = all(str(link.exchange) == "allreduce" for link in launch.links) and not launch.measure
-    run = LaunchRun(launch.batches, launch.context, buffers=launch.buffers if reuse else None)
     chained = launch.tentative if launch.chain else None
     before = [dict(batch.state) for batch in launch.batches] if chained is None else chained
     unused = frozenset(place for place, target in enumerate(unit.targets) if target is None)
+    delivery = _Delivery(launch, before, unused)
+    buffers = launch.buffers if reuse else None
+    run = LaunchRun(launch.batches, launch.context, buffers=buffers, deliver=delivery.take)
     begin = recorder.mark("encode")
     given = before if not unused else [_zeroed(*pair, unused) for pair in zip(launch.batches, before, strict=True)]
     requests = run.start(unit.grads, given)
@@ -55,7 +58,7 @@ def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
         end = recorder.mark(lane)
         recorder.add(lane, name, begin, end, unit=label, step=step)
         number += 1
-    _deliver(launch, run, before, unused)
+    delivery.end()
 
 
 def _zeroed(batch: CodecBatch, state: dict[str, Tensor], unused: frozenset[int]) -> dict[str, Tensor]:
@@ -88,55 +91,72 @@ def _with_old_parts(
     return kept
 
 
-def _deliver(launch: Launch, run: "LaunchRun", before: list[dict[str, Tensor]], unused: frozenset[int]) -> None:
-    """Write the averaged gradients back and keep the new codec states until a step commits them."""
-    launch.norms = _norms(launch, run) if launch.measure else None
-    after: list[dict[str, Tensor]] = []
-    for batch, result, old in zip(launch.batches, run.results, before, strict=True):
-        assert result is not None
-        # A product of factors spreads a broken value to all values; a sparsifier's output has only what was sent.
-        product = batch.codec.spread and batch.codec.definition.carries == "factors"
-        state = _new_state(result.output, dict(result.state), old, check_one=product)
-        after.append(_with_old_parts(batch, state, old, unused) if unused else state)
-        for place, first, values in batch.outputs(result.output):
-            launch.unit.receive(place, first, values)
-    launch.tentative = after
+class _Delivery:
+    """Takes the results of a launch one by one, so that their memory is free again before the next one is made."""
 
+    def __init__(self, launch: Launch, before: list[dict[str, Tensor]], unused: frozenset[int]) -> None:
+        self._launch, self._before, self._unused = launch, before, unused
+        self._after: list[dict[str, Tensor]] = [{} for _ in before]
+        self._local: list[Tensor] = []
+        self._averaged: list[Tensor] = []
 
-def _norms(launch: Launch, run: "LaunchRun") -> Tensor:
-    # Now, because the user may scale or clip the gradients later.
-    local = [batch.pack(launch.unit.grads) for batch in launch.batches]
-    averaged = [result.output for result in run.results if result is not None]
-    return torch.stack([norm(local), norm(averaged)])
+    def take(self, place: int, result: Result) -> None:
+        """Write a batch's averaged gradients back; its new codec state is tentative until a step commits it."""
+        launch, old = self._launch, self._before[place]
+        batch, unit = launch.batches[place], launch.unit
+        if launch.measure:  # now, because the user may scale or clip the gradients later
+            self._local.append(norm_of(batch.pack(unit.grads)))
+            self._averaged.append(norm_of(result.output))
+        state = new_state(batch.codec, result, old)
+        self._after[place] = _with_old_parts(batch, state, old, self._unused) if self._unused else state
+        unit.receive(batch.outputs(result.output))
+
+    def end(self) -> None:
+        """All batches have their results."""
+        launch = self._launch
+        launch.norms = torch.stack([joint_norm(self._local), joint_norm(self._averaged)]) if launch.measure else None
+        launch.tentative = self._after
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of all values together, in float32."""
-    parts = [
-        torch.linalg.vector_norm(t, dtype=None if t.dtype == torch.float64 else torch.float32).float() for t in tensors
-    ]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return joint_norm([norm_of(tensor) for tensor in tensors])
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The norm of a tensor, in float32."""
+    wide = tensor.dtype == torch.float64
+    value: Tensor = torch.linalg.vector_norm(tensor, dtype=None if wide else torch.float32).float()
+    return value
+
+
+def joint_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of all values together, from the norms of their tensors."""
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
     return total
 
 
-def _new_state(
-    output: Tensor, new: dict[str, Tensor], old: dict[str, Tensor], *, check_one: bool = False
-) -> dict[str, Tensor]:
+def new_state(codec: Codec, result: Result, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The new state if the output is finite, else the old one: a broken step must not change residuals.
 
-    The output is the same on every rank, so every rank decides alike; on CUDA the device decides. `check_one`: one
-    value is checked instead of all, because a value that is not finite has spread to all of them.
+    The output is the same on every rank, so every rank decides alike; on CUDA the device decides.
     """
+    output, new = result.output, dict(result.state)
     if not output.numel() or not (new or "error" in old):
         return new
-    good = output[(0,) * output.dim()].isfinite() if check_one else finite(output)
+    # A product of factors spreads a broken value to all values; a sparsifier's output has only what was sent.
+    product = codec.spread and codec.definition.carries == "factors"
+    good = output[(0,) * output.dim()].isfinite() if product else finite(output)
     if output.device.type == "cpu":
-        return new if good else old
+        return new if good else dict(old)
     if not new:
         new = {"error": torch.zeros_like(old["error"])}  # it was added to this gradient, unless the step is broken
-    return {
-        key: torch.where(good, t, old[key].view_as(t) if key in old else torch.zeros_like(t)) for key, t in new.items()
-    }
+    kept: dict[str, Tensor] = {}
+    for key, t in new.items():
+        before = old[key].view_as(t) if key in old else t.new_zeros(())
+        # The residual is in memory of its own, as large as the gradient; other state may share the answer's memory.
+        kept[key] = torch.where(good, t, before, out=t) if key == "error" else torch.where(good, t, before)
+    return kept
 
 
 class LaunchRun:
@@ -146,48 +166,77 @@ class LaunchRun:
     """
 
     def __init__(
-        self, batches: Sequence[CodecBatch], context: StepContext, *, buffers: Bf16Buffers | None = None
+        self,
+        batches: Sequence[CodecBatch],
+        context: StepContext,
+        *,
+        deliver: Callable[[int, Result], None],
+        buffers: Bf16Buffers | None = None,
     ) -> None:
-        self.batches, self.context, self._buffers = batches, context, buffers
-        self.results: list[Result | None] = [None] * len(batches)
-        self._runs: list[Any] = []
+        """`deliver(place, result)` gets the result of each batch as soon as there is one."""
+        self.batches, self.context, self._buffers, self._deliver = batches, context, buffers, deliver
+        self.runs: list[Any] = []
+        """The codec's run for each batch; None when it has its result."""
+        self._waiting: list[tuple[int, Request]] = []
         self._round = 0
         self._messages: list[tuple[list[int], list[Request]]] = []
         """The messages on the network: their batches, and the requests that each of these made."""
 
     def start(self, grads: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> list[Request]:
         """The first requests; `states` has the codec state of every batch."""
-        now: list[Request | Result] = []
-        context = self.context
-        for batch, state in zip(self.batches, states, strict=True):
+        for place, (batch, state) in enumerate(zip(self.batches, states, strict=True)):
             packed = batch.pack(grads)
             if not batch.codec.feedback and "error" in state:
                 # A residual of another codec is added to the next gradient.
                 packed = packed + state["error"].view(packed.shape).to(packed.dtype)
                 state = {key: tensor for key, tensor in state.items() if key != "error"}
-            run = batch.codec.run(
-                names=batch.names, step=context.step, rank=context.rank, world=context.world, seed=context.seed
-            )
-            self._runs.append(run)
-            now.append(run.start(packed, state))
-        return self._next(list(range(len(self.batches))), now)
+            copied = storage_address(packed) != storage_address(grads[batch.members[0]])
+            self.start_batch(place, packed, state, scratch=copied)
+        return self.requests()
+
+    def start_batch(self, place: int, packed: Tensor, state: Mapping[str, Tensor], *, scratch: bool) -> None:
+        """Start one batch, in their order, with its packed gradient; `scratch` allows to overwrite that."""
+        batch, context = self.batches[place], self.context
+        run = batch.codec.run(
+            names=batch.names, step=context.step, rank=context.rank, world=context.world, seed=context.seed
+        )
+        self.runs.append(run)
+        self._sort(place, run.start(packed, state, scratch=scratch))
 
     def resume(self, answers: Sequence[Any]) -> list[Request]:
         """The next requests; none when all batches have their results."""
+        given = self.split(answers)
+        for place in sorted(given):
+            self.resume_batch(place, given.pop(place))
+        return self.requests()
+
+    def split(self, answers: Sequence[Any]) -> dict[int, Any]:
+        """The answer to each batch, from the answers to the messages."""
         given: dict[int, Any] = {}
         for (members, requests), got in zip(self._messages, answers, strict=True):
             given.update(zip(members, self._split(requests, got), strict=True))
-        places = sorted(given)
-        return self._next(places, [self._runs[i].resume(given[i]) for i in places])
+        return given
 
-    def _next(self, places: Sequence[int], now: Sequence[Request | Result]) -> list[Request]:
-        waiting: list[tuple[int, Request]] = []
-        for place, item in zip(places, now, strict=True):
-            if isinstance(item, Result):
-                self.results[place] = item
-            else:
-                waiting.append((place, _without_own_share(self.batches[place].codec, item)))
-        self._messages = _group(waiting)
+    @property
+    def waiting(self) -> list[int]:
+        """The batches whose requests are on the network."""
+        return sorted(place for members, _ in self._messages for place in members)
+
+    def resume_batch(self, place: int, answer: Any) -> None:
+        """Continue one batch; its next request is one of the next `requests`."""
+        self._sort(place, self.runs[place].resume(answer))
+
+    def _sort(self, place: int, item: Request | Result) -> None:
+        """Deliver a result, or put a request to those that wait for their answers."""
+        if isinstance(item, Result):
+            self.runs[place] = None
+            self._deliver(place, item)
+        else:
+            self._waiting.append((place, _without_own_share(self.batches[place].codec, item)))
+
+    def requests(self) -> list[Request]:
+        """The requests of the batches that wait for answers, as few messages as possible."""
+        self._messages, self._waiting = _group(self._waiting), []
         self._round += 1
         return [self._join(requests, number) for number, (_, requests) in enumerate(self._messages)]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline import codecs
-from syncline._compat import NoSubclasses, storage_address, storage_users
+from syncline._compat import NoSubclasses, copy_all, storage_address, storage_users
 from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.errors import UsageError
@@ -245,25 +245,30 @@ class UnitRun:
         known = Counter(storage_address(t) for t in (*grads, *self.grads))
         return any(storage_users(grad) > known[storage_address(grad)] for grad in grads)
 
-    def receive(self, place: int, first: int, values: Tensor) -> None:
-        """Averaged values of a parameter's gradient, from value `first` on."""
-        target = self.targets[place]
-        if target is None:
-            return
-        into = as_real(target)
-        if self.takes_memory[place] and into is target and values.numel() == into.numel() and into.is_contiguous():
-            # No copy: the gradient object takes over the memory.
-            target.data = values.view(target.shape)
-        elif into.is_contiguous():
-            part = into.view(-1)[first : first + values.numel()]
-            if part.data_ptr() != values.data_ptr():
-                part.copy_(values.view(-1))
-        elif values.numel() == into.numel():
-            into.copy_(values.view(into.shape))
-        else:
-            # Not contiguous: by index, in the order of the values.
-            index = torch.arange(first, first + values.numel(), device=into.device)
-            into[torch.unravel_index(index, into.shape)] = values.view(-1)
+    def receive(self, averages: Iterable[tuple[int, int, Tensor]]) -> None:
+        """Averaged gradients: the parameter's place in the unit, the first value, and the values from there on."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for place, first, values in averages:
+            target = self.targets[place]
+            if target is None:
+                continue
+            into = as_real(target)
+            whole = values.numel() == into.numel()
+            if whole and self.takes_memory[place] and into is target and into.is_contiguous():
+                # No copy: the gradient object takes over the memory.
+                target.data = values.view(target.shape)
+            elif whole:
+                if into.data_ptr() != values.data_ptr():
+                    pairs.append((into, values.view(into.shape)))
+            elif into.is_contiguous():
+                part = into.view(-1)[first : first + values.numel()]
+                if part.data_ptr() != values.data_ptr():
+                    pairs.append((part, values.view(-1)))
+            else:
+                # Not contiguous: by index, in the order of the values.
+                index = torch.arange(first, first + values.numel(), device=into.device)
+                into[torch.unravel_index(index, into.shape)] = values.view(-1)
+        copy_all(pairs)
 
 
 def as_real(tensor: Tensor) -> Tensor:

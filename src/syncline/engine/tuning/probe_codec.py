@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from syncline import codecs, exchange
-from syncline.codecs import Codec, Request
+from syncline.codecs import Codec, Request, Result
 from syncline.codecs.build import LATE
-from syncline.engine.launch.batches import launch_batches
+from syncline.engine.launch.batches import CodecBatch, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.engine.launch.run import LaunchRun
 from syncline.engine.launch.units import StepContext
@@ -27,8 +27,8 @@ from syncline.plan.costs import CodecCost, Curve
 States = list[dict[str, Tensor]]
 StageSeconds = tuple[float, float, float]
 """Seconds until the first message is ready, between messages, and after the last message has arrived."""
-Run = Callable[[LaunchRun, Tensor, States], tuple[StageSeconds, States]]
-"""Runs a codec once on a gradient: its stages, and its next state."""
+Run = Callable[[Sequence[CodecBatch], StepContext, Tensor, States], tuple[StageSeconds, States]]
+"""Runs a codec's batches once on a gradient: its stages, and its next state."""
 
 
 def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, device: torch.device) -> CodecCost:
@@ -40,12 +40,14 @@ def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, devi
     def launch(request: Request) -> _Loopback:
         return _Loopback(pattern, request, world)
 
-    def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        seconds, states = _run(launch_run, launch, grad, states, lambda: synchronized_time(device))
+    def run(
+        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
+    ) -> tuple[StageSeconds, States]:
+        seconds, states = _run(batches, context, launch, grad, states, lambda: synchronized_time(device))
         if device.type == "cuda":
             # Once more without waiting for the device, which has nothing else to do.
             begin = synchronized_time(device)
-            _run(LaunchRun(launch_run.batches, launch_run.context), launch, grad, states, time.perf_counter)
+            _run(batches, context, launch, grad, states, time.perf_counter)
             issues.setdefault(grad.shape, []).append(time.perf_counter() - begin)
         return seconds, states
 
@@ -58,11 +60,13 @@ def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, 
     """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
     buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
 
-    def run(launch_run: LaunchRun, grad: Tensor, states: States) -> tuple[StageSeconds, States]:
-        return _run(launch_run, link.launch, grad, states, time.thread_time)
+    def run(
+        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
+    ) -> tuple[StageSeconds, States]:
+        return _run(batches, context, link.launch, grad, states, time.thread_time, buffers=buffers)
 
     cpu, world = torch.device("cpu"), link.position.world
-    curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4, buffers=buffers)
+    curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4)
     return CodecCost(*(Curve(stretch * curve.fixed, stretch * curve.each) for curve in curves))
 
 
@@ -75,7 +79,6 @@ def _curves(
     world: int,
     device: torch.device,
     repeats: int,
-    buffers: Bf16Buffers | None = None,
 ) -> list[Curve]:
     """Seconds by number of values for each stage: medians over the runs on each shape; the first run warms up."""
     points: list[list[tuple[float, float]]] = [[], [], []]
@@ -88,7 +91,7 @@ def _curves(
         for step in range(repeats):
             grad = torch.randn(shape, device=device, generator=numbers) * 1e-2
             context = StepContext(LATE + step, rank, world, 0)
-            seconds, states = run(LaunchRun(batches, context, buffers=buffers), grad, states)
+            seconds, states = run(batches, context, grad, states)
             rows.append(seconds)
         for column, line in zip(zip(*rows[1:], strict=True), points, strict=True):
             line.append((float(torch.Size(shape).numel()), statistics.median(column)))
@@ -119,14 +122,23 @@ class _Loopback:
 
 
 def _run(
-    launch_run: LaunchRun,
+    batches: Sequence[CodecBatch],
+    context: StepContext,
     launch: Callable[[Request], "Handle | _Loopback"],
     grad: Tensor,
     states: States,
     clock: Callable[[], float],
+    *,
+    buffers: Bf16Buffers | None = None,
 ) -> tuple[StageSeconds, States]:
     """Run a codec once over launched exchanges; the time of messages on the network is left out."""
     spent: list[float] = []
+    after: States = [{} for _ in batches]
+
+    def keep(place: int, result: Result) -> None:
+        after[place] = dict(result.state)
+
+    launch_run = LaunchRun(batches, context, buffers=buffers, deliver=keep)
     begin = clock()
     requests = launch_run.start([grad], states)
     while requests:
@@ -142,5 +154,4 @@ def _run(
             answers.append(handle.wait())
         requests = launch_run.resume(answers)
     spent.append(clock() - begin)
-    states = [dict(result.state) for result in launch_run.results if result is not None]
-    return (spent[0], sum(spent[1:-1]), spent[-1]), states
+    return (spent[0], sum(spent[1:-1]), spent[-1]), after

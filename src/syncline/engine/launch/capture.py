@@ -1,0 +1,262 @@
+"""Launches that replay CUDA graphs: what a codec does between two messages is recorded once, then replayed.
+
+A launch of many kernels takes the host longer to issue than the device to run. Its gradients are copied into memory
+that stays, which the codec turns into the new residual. Every message is summed in place, so all addresses are fixed.
+The averages are copied out batch by batch, through memory that all recordings of a stream share.
+
+Legal for codecs that declare `captures`, over an all-reduce. A pass that is not like the others (parameters that no
+rank used, gradients accumulated over several exchanges) runs without a recording.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from syncline._compat import copy_all
+from syncline.codecs import Merge, Request, Result
+from syncline.codecs.coder import Payload, coder
+from syncline.engine.launch.batches import CodecBatch
+from syncline.engine.launch.run import LaunchRun, joint_norm, new_state, norm_of
+from syncline.engine.launch.units import Launch
+from syncline.exchange import AllReduce, Link
+from syncline.trace import Recorder
+
+WARM_UP = 8
+"""Passes of a launch before it is recorded: plans change at the start of a job, and libraries set themselves up."""
+
+
+class Tape(Protocol):
+    """Records work for one stream."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
+        ...
+
+    def output(self, like: Tensor) -> Tensor:
+        """Memory of this shape in which a result can lie until the next one; shared by all recordings."""
+        ...
+
+
+def why_eager(launch: Launch) -> str:
+    """Why a launch cannot be recorded; empty if it can."""
+    exchanges = {str(link.exchange) for link in launch.links} - {"allreduce"}
+    if exchanges:
+        return f"{exchanges.pop()} is not an all-reduce, which works in fixed memory"
+    for batch in launch.batches:
+        codec = batch.codec
+        if not codec.definition.captures or (codec.tail is not None and codec.tail.seeded):
+            return f"{codec} does not declare that it does the same in every step"
+        if codec.feedback is not True or type(batch) is not CodecBatch:
+            return f"{codec} keeps no residual of whole tensors"
+    return ""
+
+
+def _is_like_others(launch: Launch) -> bool:
+    """Whether this pass of a launch has all gradients, and begins with committed states."""
+    return not launch.chain and all(target is not None for target in launch.unit.targets)
+
+
+@dataclass
+class _Part:
+    """A piece of work for one batch; `output` is the average that it leaves, if any, and `averages` its members."""
+
+    do: Callable[[], None]
+    output: Tensor | None
+    averages: Sequence[tuple[int, int, Tensor]]
+
+
+@dataclass
+class _Round:
+    """Messages, and what is done when they have arrived."""
+
+    messages: list[Tensor]
+    parts: list[_Part] = field(default_factory=list)
+
+
+class CapturedLaunch:
+    """The recording of a launch, with the memory it works on."""
+
+    def __init__(self, launch: Launch, tape: Tape) -> None:
+        grads, batches = launch.unit.grads, launch.batches
+        self._batches = batches
+        self._packed = [grads[batch.members[0]].new_zeros(batch.shape) for batch in batches]
+        """Gradients of each batch, later its new residual."""
+        pairs = zip(batches, self._packed, strict=True)
+        self._inputs = [(place, part) for batch, packed in pairs for place, _, part in batch.outputs(packed)]
+        self._committed = [{key: torch.zeros_like(t) for key, t in batch.state.items()} for batch in batches]
+        self._after: list[dict[str, Tensor]] = [{} for _ in batches]
+        self._tape = tape
+        self._outputs: list[Tensor] = []
+        """The average that the part which is being recorded leaves."""
+        self._rounds: list[_Round] = []
+        self._moves: list[Any] = []
+        run = LaunchRun(batches, launch.context, deliver=self._deliver)
+        self._start = tape.record(lambda: self._record_start(run, launch.links))
+        # The recording reads them at their addresses, whoever else still needs them.
+        self._drawn = [each.state.drawn for each in run.runs if each is not None]
+        while self._rounds[-1].messages:
+            self._record_round(run, launch.links)
+        self._rounds.pop()
+
+    def _record_start(self, run: LaunchRun, links: Sequence[Link]) -> None:
+        for place, (packed, state) in enumerate(zip(self._packed, self._committed, strict=True)):
+            run.start_batch(place, packed, state, scratch=True)
+        self._send(run.requests(), links)
+
+    def _record_round(self, run: LaunchRun, links: Sequence[Link]) -> None:
+        now, places = self._rounds[-1], run.waiting
+        given: dict[int, Any] = {}
+        for place in places:
+
+            def work(place: int = place) -> None:
+                if place == places[0]:
+                    given.update(run.split([_answer(*pair) for pair in zip(self._moves, now.messages, strict=True)]))
+                run.resume_batch(place, given.pop(place))
+                if place == places[-1]:
+                    self._send(run.requests(), links)
+
+            do = self._tape.record(work)
+            output = self._outputs.pop() if self._outputs else None
+            averages = [] if output is None else list(self._batches[place].outputs(output))
+            now.parts.append(_Part(do, output, averages))
+
+    def _send(self, requests: Sequence[Request], links: Sequence[Link]) -> None:
+        """The next round: the tensors that the all-reduce works on, as the exchange writes them."""
+        number = len(self._rounds)
+        self._moves = [links[number].exchange.moves(request, links[number].position) for request in requests]
+        now = _Round([])
+        for moves in self._moves:
+            op = next(moves)
+            assert isinstance(op, AllReduce), "other exchanges are not recorded"
+            now.messages.append(op.tensor)
+        self._rounds.append(now)
+
+    def _deliver(self, place: int, result: Result) -> None:
+        self._after[place] = new_state(self._batches[place].codec, result, self._committed[place])
+        self._outputs.append(self._tape.output(result.output).copy_(result.output))
+
+    def fits(self, launch: Launch) -> bool:
+        """Whether states and gradients are still what was recorded."""
+        if launch.unit.grads[0].dtype != self._packed[0].dtype:
+            return False
+        now = [{key: t.shape for key, t in batch.state.items()} for batch in launch.batches]
+        return now == [{key: t.shape for key, t in state.items()} for state in self._committed]
+
+    def run(self, launch: Launch, recorder: Recorder) -> None:
+        """Do what `run_launch` does, on the current stream."""
+        unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
+        begin = recorder.mark("encode")
+        moved: list[tuple[Tensor, Tensor]] = []
+        for batch, committed in zip(self._batches, self._committed, strict=True):
+            # The committed state may be what the last recording left, in the memory that is overwritten below.
+            moved += [(t, batch.state[key]) for key, t in committed.items() if batch.state[key] is not t]
+            batch.state = dict(committed)
+        copy_all(moved)
+        copy_all([(part, unit.grads[place]) for place, part in self._inputs])
+        norms = [norm_of(packed) for packed in self._packed] if launch.measure else []
+        averaged: list[Tensor] = []
+        self._start()
+        for number, now in enumerate(self._rounds):
+            link = launch.links[number]
+            end = recorder.mark("encode")
+            recorder.add("encode", "encode", begin, end, unit=label, step=step)
+            handles = [link.launch(_summed(message)) for message in now.messages]
+            for handle in handles:
+                handle.wait()
+            sent = sum(handle.sent_bytes for handle in handles)
+            begin = recorder.mark("exchange")
+            recorder.add("exchange", "allreduce", end, begin, unit=label, bytes=sent, step=step)
+            for part in now.parts:
+                part.do()
+                if part.output is not None:
+                    averaged += [norm_of(part.output)] if launch.measure else []
+                    unit.receive(part.averages)
+        recorder.add("decode", "decode", begin, recorder.mark("decode"), unit=label, step=step)
+        launch.norms = torch.stack([joint_norm(norms), joint_norm(averaged)]) if launch.measure else None
+        launch.tentative = [dict(state) for state in self._after]
+
+
+def _answer(moves: Any, arrived: Tensor) -> Any:
+    """The answer to a request, when its sum has arrived."""
+    try:
+        moves.send(arrived)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("an all-reduce has one message")
+
+
+def _as_is(x: Tensor, *, dtype: torch.dtype) -> Payload:
+    return (x.to(dtype),)
+
+
+def _from_as_is(payload: Payload, count: int) -> Tensor:
+    del count
+    return payload[0]
+
+
+def _summed(message: Tensor) -> Merge:
+    """The request to sum a tensor over the ranks in its own memory."""
+    flat = message.view(-1)
+    return Merge(flat, coder(_as_is, _from_as_is, adds=True, dtype=flat.dtype), mean=False, own=False, scratch=True)
+
+
+class Captures:
+    """The recordings of all launches of an executor. Thread: the one that issues launches."""
+
+    def __init__(self, make_tape: Callable[[], Tape]) -> None:
+        self._make_tape = make_tape
+        self._tapes: dict[int, Tape] = {}
+        """By number of the stream."""
+        self._passes: dict[Launch, int] = {}
+        self._made: dict[Launch, tuple[int, CapturedLaunch]] = {}
+        """By launch: its stream and its recording."""
+        self._eager: dict[Launch, str] = {}
+        """Of all launches, why they cannot be recorded; empty if they can."""
+        self._threads: set[int] = set()
+        """Threads that have run such launches: libraries have handles for each thread, made at their first use."""
+        self.changed = False
+        """Whether `report` may say something else than before."""
+
+    def begin(self, order: Sequence[Launch]) -> None:
+        """A pass begins; launches of other plans are forgotten."""
+        if len(order) != len(self._eager) or any(launch not in self._eager for launch in order):
+            kept = set(order)
+            self._made = {launch: made for launch, made in self._made.items() if launch in kept}
+            self._passes = {launch: self._passes.get(launch, 0) for launch in order}
+            self._eager = {launch: why_eager(launch) for launch in order}
+            self.changed = True
+
+    def of(self, launch: Launch, stream: int) -> CapturedLaunch | None:
+        """The recording to use in this pass, on this stream; it is made after some passes."""
+        if self._eager.get(launch, "-") or not _is_like_others(launch):
+            return None
+        self._passes[launch] += 1
+        thread = threading.get_ident()
+        known, made = self._made.get(launch, (-1, None))
+        if made is not None and known == stream and made.fits(launch):
+            return made
+        self._made.pop(launch, None)
+        warm = thread in self._threads and self._passes[launch] > WARM_UP
+        if not warm or not all(batch.state for batch in launch.batches):
+            self._threads.add(thread)
+            return None
+        if stream not in self._tapes:
+            self._tapes[stream] = self._make_tape()
+        self.changed = True
+        try:
+            made = CapturedLaunch(launch, self._tapes[stream])
+        except RuntimeError as error:  # nothing was done yet, and no message sent
+            self._eager[launch] = f"recording {launch.label} failed ({str(error).partition(chr(10))[0]})"
+            return None
+        self._made[launch] = stream, made
+        return made
+
+    def report(self) -> str:
+        """Which launches replay recordings, and why others do not."""
+        self.changed = False
+        reasons = dict.fromkeys(why for why in self._eager.values() if why)
+        return "; ".join([f"{len(self._made)} of {len(self._eager)} launches replay CUDA graphs", *reasons])

@@ -1,0 +1,87 @@
+"""Memory of a launch while it runs, counted tensor by tensor."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ranks import run_ranks
+from syncline import exchange
+from syncline.engine.launch import batches
+from syncline.engine.launch.run import run_launch
+from syncline.engine.launch.units import Slot, StepContext, UnitRun
+from syncline.plan import Unit
+from syncline.trace import Recorder
+
+SHAPES = [(128, 128)] * 6 + [(256, 128)] * 2 + [(128,)] * 8
+GRADIENT = 4 * sum(torch.Size(shape).numel() for shape in SHAPES)
+
+
+class Peak(TorchDispatchMode):
+    """The largest number of bytes in tensors that were made inside and are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self._alive = 0, {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage._cdata not in known:
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: row for key, row in self._alive.items() if not row[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._alive.values()))
+        return out
+
+
+def peaks_of(rank: int, world: int, specs: list[str]) -> dict[str, float]:
+    """By codec, the peak of its third pass, in sizes of the gradients."""
+    batches.STACK = 2 * 128 * 128
+    found = {}
+    for spec in specs:
+        parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        slots = [Slot(f"p{i}", p, i, p.detach()) for i, p in enumerate(parameters)]
+        links = [exchange.connect("allreduce", dist.group.WORLD) for _ in range(2)]
+        unit = UnitRun(
+            Unit("all", tuple(slot.name for slot in slots), spec, "allreduce", 1), slots, {"allreduce": links}
+        )
+        for step in range(3):
+            unit.begin()
+            unit.grads = [torch.randn(shape) for shape in SHAPES]
+            unit.targets, unit.takes_memory = [g.detach() for g in unit.grads], [False] * len(SHAPES)  # as on CUDA
+            unit.uncommitted = True
+            unit.launches[0].context = StepContext(step, rank, world, 0)
+            with Peak() as peak:
+                run_launch(unit.launches[0], Recorder(rank=rank), None)
+            unit.commit()
+        found[spec] = peak.bytes / GRADIENT
+    return found
+
+
+# What a launch may need beyond gradients and residual: powersgd its new residual, then factors and the product of one
+# batch (a tenth of this unit); none the gradients end to end.
+BUDGETS = {"powersgd(rank=2)": 1.2, "powersgd(rank=2) | bf16": 1.2, "none": 1.02}
+
+
+def test_a_launch_needs_little_more_than_its_gradients_and_residual() -> None:
+    for peaks in run_ranks(peaks_of, 2, list(BUDGETS)):
+        for spec, budget in BUDGETS.items():
+            assert peaks[spec] <= budget, peaks
+
+
+@pytest.mark.parametrize(("values", "parts"), [(1, [1] * 6), (3 << 14, [3, 3]), (1 << 20, [6])])
+def test_large_matrices_are_stacked_up_to_a_limit(values: int, parts: list[int], monkeypatch: Any) -> None:
+    from syncline import codecs
+
+    monkeypatch.setattr(batches, "STACK", values)
+    names = [f"p{i}" for i in range(6)]
+    (made,) = batches.launch_batches(codecs.build("powersgd"), names, SHAPES[:6], 1)
+    assert [len(batch.members) for batch in made] == parts
+    assert [name for batch in made for name in batch.names] == names
