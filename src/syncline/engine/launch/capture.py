@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncline._compat import copy_all
+from syncline._compat import copy_all, storage_users
 from syncline.codecs import Merge, Request, Result
 from syncline.codecs.coder import Payload, coder
 from syncline.engine.launch.batches import CodecBatch
@@ -87,7 +87,10 @@ class CapturedLaunch:
         """Gradients of each batch, later its new residual."""
         pairs = zip(batches, self._packed, strict=True)
         self._inputs = [(place, part) for batch, packed in pairs for place, _, part in batch.outputs(packed)]
-        self._committed = [{key: torch.zeros_like(t) for key, t in batch.state.items()} for batch in batches]
+        # Nobody else's memory: the state of a checkpoint may be the user's.
+        self._committed = [
+            {key: t if storage_users(t) == 1 else t.clone() for key, t in batch.state.items()} for batch in batches
+        ]
         self._after: list[dict[str, Tensor]] = [{} for _ in batches]
         self._tape = tape
         self._outputs: list[Tensor] = []
