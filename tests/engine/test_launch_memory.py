@@ -18,7 +18,7 @@ from syncline.engine.launch.units import Slot, StepContext, UnitRun
 from syncline.plan import Unit
 from syncline.trace import Recorder
 
-SHAPES = [(128, 128)] * 6 + [(256, 128)] * 2 + [(128,)] * 8
+SHAPES = [(192, 128)] * 6 + [(384, 128)] * 2 + [(128,)] * 8
 GRADIENT = 4 * sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
@@ -43,7 +43,7 @@ class Peak(TorchDispatchMode):
 
 def peaks_of(rank: int, world: int, specs: list[str]) -> dict[str, float]:
     """By codec, the peak of its third pass, in sizes of the gradients."""
-    batches.STACK = 2 * 128 * 128
+    batches.STACK = 192 * 128
     found = {}
     for spec in specs:
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
@@ -66,8 +66,8 @@ def peaks_of(rank: int, world: int, specs: list[str]) -> dict[str, float]:
 
 
 # What a launch may need beyond gradients and residual: powersgd its new residual, then factors and the product of one
-# batch (a tenth of this unit); none the gradients end to end.
-BUDGETS = {"powersgd(rank=2)": 1.2, "powersgd(rank=2) | bf16": 1.2, "none": 1.02}
+# batch (a fifth of this unit); none the gradients end to end.
+BUDGETS = {"powersgd(rank=2)": 1.25, "powersgd(rank=2) | bf16": 1.25, "none": 1.02}
 
 
 def test_a_launch_needs_little_more_than_its_gradients_and_residual() -> None:
@@ -76,7 +76,7 @@ def test_a_launch_needs_little_more_than_its_gradients_and_residual() -> None:
             assert peaks[spec] <= budget, peaks
 
 
-@pytest.mark.parametrize(("values", "parts"), [(1, [1] * 6), (3 << 14, [3, 3]), (1 << 20, [6])])
+@pytest.mark.parametrize(("values", "parts"), [(1, [1] * 6), (3 * 192 * 128, [3, 3]), (1 << 20, [6])])
 def test_large_matrices_are_stacked_up_to_a_limit(values: int, parts: list[int], monkeypatch: Any) -> None:
     from syncline import codecs
 

@@ -51,23 +51,13 @@ def hook(state: "HookState", bucket: GradBucket) -> Future[Tensor]:
     return state.average(bucket)
 
 
-class BucketRun(UnitRun):
-    """A bucket at run time: averaged values go back into the bucket's own memory."""
-
-    def receive(self, place: int, first: int, values: Tensor) -> None:
-        """Averaged values of a parameter's gradient."""
-        target = self.targets[place]
-        assert target is not None
-        target.copy_(values.view(target.shape))
-
-
 class HookState:
     """The state of a DDP hook: a codec, its state by parameter, and the buckets of the current pass."""
 
     def __init__(self, spec: str, *, exchange: str | None, process_group: GroupLike, seed: int) -> None:
         self._exchange = _BucketExchange(spec, pattern=exchange, process_group=process_group, seed=seed)
         self._slots: dict[int, Slot] = {}
-        self._units: list[BucketRun] = []
+        self._units: list[UnitRun] = []
         self._unused_states: dict[int, dict[str, Tensor]] = {}
         """Codec state of parameters that have no bucket yet, by the parameter's `id`."""
         self._sent = 0
@@ -145,7 +135,7 @@ class HookState:
                 launch.tentative = None
         self._sent = 0
 
-    def _unit(self, bucket: GradBucket) -> BucketRun:
+    def _unit(self, bucket: GradBucket) -> UnitRun:
         parameters: list[Any] = bucket.parameters()  # torch types them as tensors
         at = self._sent
         views = {id(p): as_real(_view(g, p)) for p, g in zip(parameters, _gradients(bucket), strict=True)}
@@ -159,6 +149,7 @@ class HookState:
         unit.begin()
         unit.grads = [views[id(slot.parameter)] for slot in unit.slots]
         unit.targets = list(unit.grads)
+        unit.takes_memory = [False] * len(unit.grads)  # averages go back into the bucket
         return unit
 
     def _regroup(self, at: int, parameters: Sequence[Tensor]) -> None:
@@ -169,7 +160,7 @@ class HookState:
         slots = sorted((self._slots[id(p)] for p in parameters), key=lambda slot: slot.index)
         exchange = self._exchange
         row = Unit(f"bucket {at}", tuple(slot.name for slot in slots), exchange.codec.text, exchange.pattern)
-        unit = BucketRun(row, slots, exchange.links)
+        unit = UnitRun(row, slots, exchange.links)
         states = {slot.name: self._unused_states.pop(id(slot.parameter), {}) for slot in slots}
         for launch in unit.launches:
             exchange.open(launch.rounds)
@@ -178,7 +169,7 @@ class HookState:
         self._units.append(unit)
 
 
-def _states(units: Sequence[BucketRun]) -> dict[int, dict[str, Tensor]]:
+def _states(units: Sequence[UnitRun]) -> dict[int, dict[str, Tensor]]:
     """The committed codec state by the parameter's `id`."""
     identity = {slot.name: id(slot.parameter) for unit in units for slot in unit.slots}
     return {identity[name]: state for name, state in gather_states(units, {}).items()}
@@ -251,7 +242,7 @@ class _BucketStreams(StreamExecutor):
     """Side streams that get buckets one by one; waiters of the future are ordered behind them."""
 
     def __init__(self, recorder: Recorder, device: torch.device, *, peers: PeerMonitor) -> None:
-        super().__init__(recorder, device, peers=peers)
+        super().__init__(recorder, device, peers=peers, captures=None)
         self._delivery = torch.cuda.Stream(device, priority=-1)
 
     def send(self, unit: UnitRun, buffer: Tensor) -> "Future[Tensor]":

@@ -6,16 +6,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from syncline.errors import UsageError
+
 
 class GraphTape:
-    """Records for one side stream. Its graphs share memory, so they must be replayed on that stream only."""
+    """Records for the stream that was current when it was made, on which alone its graphs may be replayed.
+
+    Graphs share the memory of their temporary tensors, and cuBLAS's workspace of the stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        # Not the side stream itself: libraries keep their workspaces by stream, and those that graphs use must be in
-        # the graphs' memory, which nobody frees. Kernels keep the priority that this stream has.
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._stream = torch.cuda.current_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._output = torch.empty(0, device=device)
+        # Others (compilers) may free all workspaces of the process. In a pool of its own, no one gets the memory then.
+        self._workspace = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(self._workspace, device):
+            one = torch.ones(1, 8, 8, device=device)
+            torch.bmm(one, one)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
@@ -26,14 +34,28 @@ class GraphTape:
             with torch.cuda.stream(self._stream):
                 # Other threads (NCCL's, and the one that looks for late events) query events all the time.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
+                self._call(work, graph)
         finally:
             if collects:
                 gc.enable()
         return graph.replay
+
+    @staticmethod
+    def _call(work: Callable[[], None], graph: torch.cuda.CUDAGraph) -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:
+            error = raised
+        try:
+            graph.capture_end()
+        except RuntimeError as broken:  # torch's allocator and random numbers do not recover from that
+            raise UsageError(
+                "a codec declares captures=True and waits for the device or does what a CUDA graph cannot hold:"
+                f" declare captures=False, or attach with capture=False ({error or broken})"
+            ) from error or broken
+        if error is not None:
+            raise error
 
     def output(self, like: Tensor) -> Tensor:
         """Memory of this shape in which a result can lie until the next one; shared by all recordings."""

@@ -17,7 +17,7 @@ from syncline.codecs.build import LATE
 
 SMALL = 16384
 """Tensors of a unit with up to this many values are laid end to end for codecs that work on flat tensors."""
-STACK = 1 << 22
+STACK = 1 << 20
 """Equal matrices are stacked up to this many values: more would only need more memory for the product of factors."""
 
 States = Mapping[str, Mapping[str, Tensor]]

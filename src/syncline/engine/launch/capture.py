@@ -71,9 +71,10 @@ class _Part:
 
 @dataclass
 class _Round:
-    """Messages, and what is done when they have arrived."""
+    """Messages, the requests to sum them in their own memory, and what is done when they have arrived."""
 
     messages: list[Tensor]
+    requests: list[Merge] = field(default_factory=list)
     parts: list[_Part] = field(default_factory=list)
 
 
@@ -93,6 +94,7 @@ class CapturedLaunch:
         ]
         self._after: list[dict[str, Tensor]] = [{} for _ in batches]
         self._tape = tape
+        tape.output(max(self._packed, key=Tensor.numel))  # the largest first, so that all others fit into its memory
         self._outputs: list[Tensor] = []
         """The average that the part which is being recorded leaves."""
         self._rounds: list[_Round] = []
@@ -136,6 +138,7 @@ class CapturedLaunch:
             op = next(moves)
             assert isinstance(op, AllReduce), "other exchanges are not recorded"
             now.messages.append(op.tensor)
+            now.requests.append(_summed(op.tensor))
         self._rounds.append(now)
 
     def _deliver(self, place: int, result: Result) -> None:
@@ -167,7 +170,7 @@ class CapturedLaunch:
             link = launch.links[number]
             end = recorder.mark("encode")
             recorder.add("encode", "encode", begin, end, unit=label, step=step)
-            handles = [link.launch(_summed(message)) for message in now.messages]
+            handles = [link.launch(request) for request in now.requests]
             for handle in handles:
                 handle.wait()
             sent = sum(handle.sent_bytes for handle in handles)
@@ -211,6 +214,7 @@ class Captures:
     """The recordings of all launches of an executor. Thread: the one that issues launches."""
 
     def __init__(self, make_tape: Callable[[], Tape]) -> None:
+        """`make_tape` makes a tape for the current stream, before the first launch runs there."""
         self._make_tape = make_tape
         self._tapes: dict[int, Tape] = {}
         """By number of the stream."""
@@ -237,6 +241,8 @@ class Captures:
         """The recording to use in this pass, on this stream; it is made after some passes."""
         if self._eager.get(launch, "-") or not _is_like_others(launch):
             return None
+        if stream not in self._tapes:
+            self._tapes[stream] = self._make_tape()
         self._passes[launch] += 1
         thread = threading.get_ident()
         known, made = self._made.get(launch, (-1, None))
@@ -247,14 +253,8 @@ class Captures:
         if not warm or not all(batch.state for batch in launch.batches):
             self._threads.add(thread)
             return None
-        if stream not in self._tapes:
-            self._tapes[stream] = self._make_tape()
         self.changed = True
-        try:
-            made = CapturedLaunch(launch, self._tapes[stream])
-        except RuntimeError as error:  # nothing was done yet, and no message sent
-            self._eager[launch] = f"recording {launch.label} failed ({str(error).partition(chr(10))[0]})"
-            return None
+        made = CapturedLaunch(launch, self._tapes[stream])
         self._made[launch] = stream, made
         return made
 
