@@ -44,10 +44,11 @@ def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
     )  # fmt: skip
 
 
-def train_loops(rank: int, world: int, folder: str, wanted: list[str]) -> None:
+def train_loops(rank: int, world: int, folder: str, wanted: list[str], warm_up: int, seconds: float) -> None:
     join(rank, world, folder)
     ways.DEVICE[0] = "cuda"
-    problems = run_rows.run_rows(rank, world, wanted, seconds=LOOP_SECONDS)
+    capture.WARM_UP = warm_up
+    problems = run_rows.run_rows(rank, world, wanted, seconds=seconds)
     if rank == 0:
         rows = [
             {"cell": cell, "problem": text, "bits": run_rows.BITS.get(cell), "seconds": run_rows.SECONDS[cell]}
@@ -57,17 +58,10 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def test_loops_are_ddp_over_nccl() -> None:
-    """The table of loops on the GPU, as much as fits; SYNCLINE_LOOPS_RECORD names a file for the record."""
-    rows = [row for row in ROWS.values() if row.cuda]
-    # The core in all ways, then every loop over the late exchange and with torch's reducer, then the rest.
-    core = [f"{row.name}-{way}" for row in rows if row.core for way in row.ways]
-    late = [f"{row.name}-fine" for row in rows if "fine" in row.ways]
-    reducer = [f"{row.name}-reducer" for row in rows if "reducer" in row.ways]
-    rest = [f"{row.name}-{way}" for row in rows for way in row.ways]
-    wanted = list(dict.fromkeys([*core, *late, *reducer, *rest]))
+def run_loops(wanted: list[str], *, warm_up: int, seconds: float, record_file: str | None) -> None:
+    """Run these cells, as many as fit into the time; launches are recorded after `warm_up` passes."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train_loops, args=(2, folder, wanted), nprocs=2)
+        mp.spawn(train_loops, args=(2, folder, wanted, warm_up, seconds), nprocs=2)
         done = json.loads(Path(folder, "rows.json").read_text())
     failed = [row for row in done if row["problem"]]
     record = {
@@ -80,9 +74,31 @@ def test_loops_are_ddp_over_nccl() -> None:
         mine = [row for row in done if row["cell"].endswith(f"-{way}")]
         bits, bad = sum(bool(row["bits"]) for row in mine), sum(bool(row["problem"]) for row in mine)
         print(f"{way:10} {len(mine):5} {bits:10} {len(mine) - bits - bad:12} {bad:7}")
-    if path := os.environ.get("SYNCLINE_LOOPS_RECORD"):
-        Path(path).write_text(json.dumps(record, indent=1) + "\n")
+    if record_file:
+        Path(record_file).write_text(json.dumps(record, indent=1) + "\n")
     assert not failed, "\n".join(f"{row['cell']}: {row['problem']}" for row in failed)
+
+
+def test_loops_are_ddp_over_nccl() -> None:
+    """The table of loops on the GPU, as much as fits; SYNCLINE_LOOPS_RECORD names a file for the record."""
+    rows = [row for row in ROWS.values() if row.cuda]
+    # The core in all ways, then every loop over the late exchange and with torch's reducer, then the rest.
+    core = [f"{row.name}-{way}" for row in rows if row.core for way in row.ways]
+    late = [f"{row.name}-fine" for row in rows if "fine" in row.ways]
+    reducer = [f"{row.name}-reducer" for row in rows if "reducer" in row.ways]
+    rest = [f"{row.name}-{way}" for row in rows for way in row.ways]
+    wanted = list(dict.fromkeys([*core, *late, *reducer, *rest]))
+    run_loops(
+        wanted, warm_up=capture.WARM_UP, seconds=LOOP_SECONDS, record_file=os.environ.get("SYNCLINE_LOOPS_RECORD")
+    )
+
+
+def test_loops_with_recorded_launches_over_nccl() -> None:
+    """Loops under PowerSGD whose launches are recorded from the second pass on, as many as fit."""
+    wanted = [f"{row.name}-powersgd" for row in ROWS.values() if row.cuda and "powersgd" in row.ways]
+    wanted.sort(key=lambda cell: not ROWS[cell.removesuffix("-powersgd")].core)
+    file = os.environ.get("SYNCLINE_CAPTURED_RECORD")
+    run_loops(wanted, warm_up=1, seconds=LOOP_SECONDS / 4, record_file=file)
 
 
 def codecs_over_nccl(rank: int, world: int, folder: str) -> None:
