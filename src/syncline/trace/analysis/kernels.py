@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.span import COMPUTE_LANES, Span, is_copy
@@ -42,6 +43,7 @@ class OperatorRow:
     count: float
 
 
+@lru_cache(maxsize=1 << 14)
 def kernel_class(name: str) -> str:
     """The class of a kernel, from its name; `other` where the name tells nothing.
 
@@ -51,6 +53,7 @@ def kernel_class(name: str) -> str:
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
 
 
+@lru_cache(maxsize=1 << 14)
 def short_name(name: str) -> str:
     """A kernel's name without return type, namespaces without a name, template arguments and parameters.
 
