@@ -94,7 +94,7 @@ def test_overlap_of_a_folder_of_nccl_profiles_equals_that_of_kernels(tmp_path):
         assert sum(told.ranks[rank].breakdown_ms.values()) * 3e6 == pytest.approx(sum(lasted.values()), rel=1e-12)
     # 3 MB a step through sockets, which a small model's 0.3 ms of kernels cannot hide.
     assert told.verdict.kind == "bandwidth-bound"
-    assert "3.17 MB per step in 4 messages" in told.verdict.sentence
+    assert "3.17 MB per step in 3 messages" in told.verdict.sentence
     assert told.verdict.sentence.endswith(f" while they move, {told.communication:.0%} hidden."), "one figure, not two"
     exposed = sum(rank.breakdown_ms["exposed_exchange"] for rank in told.ranks) / 2
     assert told.verdict.recoverable_ms == pytest.approx(exposed, rel=0.1)

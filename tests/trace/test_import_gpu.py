@@ -89,6 +89,20 @@ def test_a_gap_after_a_wait_for_the_gpu_is_named_by_the_call_and_the_wait_is_cou
     ]
 
 
+def test_kernels_that_were_launched_before_the_profile_do_not_count(tmp_path):
+    # The GPU is 200 us behind its host when the profiler starts: a collective and a kernel have no launch.
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    events = [
+        step(0, 0), kernel(GEMM, 10, 150, 90), kernel(nccl, 20, 200, 91, stream=20),
+        host("aten::mm", 15, 25), launch(20, 1), kernel(GEMM, 200, 300, 1),
+        launch(30, 2), kernel(nccl, 250, 400, 2, stream=20),
+    ]  # fmt: skip
+    source = load(kineto(tmp_path / "t.json", events))
+    assert [span.step for span in source.spans if span.lane == "exchange"] == [0]
+    found = analyze(source).gpu.ranks[0]
+    assert (found.compute_ms, found.communication_ms, found.whole_ms) == pytest.approx((0.1, 0.15, 0.2))
+
+
 def small_loop(each, *, steps=8, length=1_000, world=1):
     """Events of `steps` steps; `each(at)` makes those of one that begins at a time."""
     events, correlation = [], iter(range(1, 100_000))
@@ -174,9 +188,14 @@ def test_copies_hide_nothing_and_gaps_are_not_closed(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_use_of_a_real_gpu_equals_that_of_its_events(rank):
-    """Against sets of nanoseconds from the file, counted as HTA does: from the first kernel to the last."""
+    """Against intervals of the file, counted as HTA does: only kernels that were launched in it."""
     found = analyze(load(NCCL[rank])).gpu.ranks[0]
-    events = [e for e in raw(NCCL[rank])["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    every = [e for e in raw(NCCL[rank])["traceEvents"] if e.get("ph") == "X"]
+    launched = {e["args"]["correlation"] for e in every if e["cat"] == "cuda_runtime" and "correlation" in e["args"]}
+    launched |= {e["args"]["correlation"] for e in every if e["cat"] == "cuda_driver"}
+    events = [e for e in every if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+    assert any(e["args"]["correlation"] not in launched for e in events)
+    events = [e for e in events if e["args"]["correlation"] in launched]
     kinds = {"comm": [], "copies": [], "compute": []}
     for event in events:
         kind = "comm" if event["name"].startswith("nccl") else "copies" if event["cat"] != "kernel" else "compute"

@@ -57,8 +57,8 @@ def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
     found = import_files(tmp_path)
     assert (found.kind, tuple(found.spans), found.aligned) == ("torch.profiler", (0, 1), True)
     # Torch 2.11 names no host, so that the ranks' clocks are compared, though they ran on one machine.
-    (note,) = found.notes
-    assert re.fullmatch(r"the clock of rank 1 was set back by 2\.\d+ ms: 11 collectives end .* 0\.0\d+ ms", note)
+    (note,) = [note for note in found.notes if "left out" not in note]
+    assert re.fullmatch(r"the clock of rank 1 was set back by 2\.\d+ ms: 9 collectives end .* 0\.0\d+ ms", note)
     layer = 4 * (512 * 512 + 512)
     for rank in found.spans:
         spans = found.spans[rank]
@@ -67,8 +67,8 @@ def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
             mine = [s for s in spans if s.step == step]
             assert {s.lane for s in mine} == {"step", "data", "forward", "backward", "exchange", "update"}
             sent = [(s.name, s.unit, s.bytes) for s in mine if s.lane == "exchange"]
-            # The GPU lags behind its host: two kernels of the step before the profile run in the first one.
-            sizes = ([0, 0] if step == 3 else []) + [layer + 4 * (10 * 512 + 10), layer, layer]
+            # The GPU lags behind its host: kernels of the step before the profile run in the first one.
+            sizes = [layer + 4 * (10 * 512 + 10), layer, layer]
             assert sent == [("all-reduce", f"collective {i}", size) for i, size in enumerate(sizes)]
         bounds = {s.step: s.end - s.start for s in spans if s.lane == "step"}
         assert {step: sum(phases.values()) for step, phases in partition(spans).items()} == bounds
@@ -78,7 +78,7 @@ def test_a_real_nccl_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
 def test_overlap_of_a_real_nccl_run_is_that_of_its_kernels(rank):
     found = overlap(import_files(NCCL[rank]).spans[rank])
     transfers, work = device_work(NCCL[rank])
-    assert len(transfers) == 11
+    assert len(transfers) == 9
     assert found == pytest.approx(hidden_share(transfers, work), rel=0.001)
     assert 0.001 < found < 0.02, "two ranks take turns on one GPU: next to nothing runs beside a transfer"
 

@@ -23,9 +23,14 @@ def raw(path):
 
 
 def device_work(path):
-    """What a fixture's GPU did, (start, end) in microseconds: NCCL's kernels, and other kernels. Copies are neither."""
-    events = [e for e in raw(path)["traceEvents"] if e.get("cat") == "kernel"]
-    rows = [(e["name"].startswith("nccl"), (e["ts"], e["ts"] + e["dur"])) for e in events]
+    """What a fixture's GPU did, (start, end) in microseconds: NCCL's kernels, and other kernels. Copies are neither.
+
+    Kernels that were launched before the profile have no launch, and do not count.
+    """
+    events = [e for e in raw(path)["traceEvents"] if e.get("ph") == "X"]
+    launched = {e["args"].get("correlation") for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    kernels = [e for e in events if e.get("cat") == "kernel" and e["args"]["correlation"] in launched]
+    rows = [(e["name"].startswith("nccl"), (e["ts"], e["ts"] + e["dur"])) for e in kernels]
     return sorted(row for nccl, row in rows if nccl), sorted(row for nccl, row in rows if not nccl)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
+from syncline.trace.formats.profiler_rows import BEFORE, Interval, Rows, Thread, outermost
 from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.gpu_activity import (
     DATA_LOADING,
@@ -36,7 +36,8 @@ class _Gap(NamedTuple):
 
 def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> GpuActivity:
     """Idle and blocked time of the steps; `lanes` are the lanes of all threads."""
-    work = sorted([*rows.kernels, *(one for one in rows.collectives if one.stream)])
+    on_device = (one for one in (*rows.kernels, *rows.collectives) if one.stream)
+    work = sorted(one for one in on_device if rows.launched(one) > BEFORE)
     host = _Host(rows, lanes)
     idle: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     busy = _union(work)

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from syncline.trace.formats.trace_file import Step
+from syncline.trace.span import MAX_TIME_NS
 
 Thread = int | str
 """A thread's name in a trace."""
+
+BEFORE = -MAX_TIME_NS
+"""The time of a launch before the trace."""
 
 
 class Interval(NamedTuple):
@@ -70,6 +74,20 @@ class Rows:
         """When the host launched a kernel or a collective; its own start where that is unknown."""
         launch = self.launches.get(work.correlation)
         return work.start if launch is None else launch.start
+
+    def mark_earlier_launches(self) -> None:
+        """Note that work without a launch that runs before any with a launch on its stream is of an earlier time.
+
+        The profiler saw it run, but not its launch: the GPU was behind its host when the profiler started.
+        """
+        first: dict[str, int] = {}
+        work = [one for one in (*self.kernels, *self.collectives) if one.correlation > 0]
+        for one in work:
+            if one.correlation in self.launches:
+                first[one.stream] = min(one.start, first.get(one.stream, one.start))
+        for one in work:
+            if one.correlation not in self.launches and one.start < first.get(one.stream, one.start):
+                self.launches[one.correlation] = Launch(0, BEFORE, BEFORE, "")
 
 
 def outermost(intervals: Iterable[Interval]) -> list[Interval]:

@@ -34,6 +34,7 @@ class Found:
 def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
     """The rank's spans, shifted by `base` nanoseconds."""
     notes: list[str] = []
+    rows.mark_earlier_launches()
     steps = _steps(rows, notes)
     if not steps:
         return Found(
