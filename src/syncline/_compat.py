@@ -447,6 +447,14 @@ def has_comm_hook(model: Any) -> bool:
     return bool(getattr(model, "_comm_hooks", True))
 
 
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model or a part of it goes through torch.compile."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
+
+
 def replace_compiled_call(model: Any, around: Callable[..., Any]) -> Callable[[], None] | None:
     """Put `around(compiled, *args, **kwargs)` in place of the call that `model.compile()` made.
 

@@ -138,14 +138,21 @@ def crashing(rank, world_size, folder, who):
     return "", hooks(loop) == before
 
 
-def crashing_alone(rank, world_size, folder):
-    """Rank 1 fails; rank 0 is blocked in a collective that never completes."""
+def crashing_alone(rank, world_size, folder, who):
+    """One rank fails; the other is blocked in a collective until the failed one leaves the group."""
     loop = Loop(rank, "ddp")
-    with recording(loop.model, loop.optimizer, path=folder):
-        for number in range(4):
-            loop.step()
-            if number == 2 and rank == 1:
-                raise ValueError("the batch is broken")
+    caught = ""
+    try:
+        with recording(loop.model, loop.optimizer, path=folder):
+            for number in range(5):
+                loop.step()
+                if number == 2 and rank == who:
+                    raise ValueError("the batch is broken")
+    except (ValueError, RuntimeError) as error:
+        caught = type(error).__name__
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the helper ends one
+    return caught
 
 
 def alone(rank, world_size, folder, who):

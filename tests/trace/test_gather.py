@@ -1,5 +1,6 @@
 """Gathering of the ranks' spans with late ranks and failing clocks."""
 
+import os
 import threading
 import time
 
@@ -8,6 +9,7 @@ from torch.distributed import HashStore
 from syncline.trace import Span
 from syncline.trace.formats.load import load
 from syncline.trace.merge.merge_ranks import Part
+from syncline.trace.merge.rank_file import write_rank_file
 from syncline.trace.record import gather
 from syncline.trace.record.gather import RankRecording, receive, send
 
@@ -25,14 +27,33 @@ def test_a_rank_recording_survives_serialisation():
     assert RankRecording.from_bytes(recording.to_bytes()) == recording
 
 
-def test_rank_0_does_not_wait_for_a_rank_that_has_given_up(tmp_path):
+def test_rank_0_takes_the_spans_of_a_rank_that_has_given_up(tmp_path):
     store, path = HashStore(), tmp_path / "trace.json"
-    written = send(recording_of(1), store, path, world=2, timeout_s=0.05)
+    written = send(recording_of(1, "b"), store, path, world=2, timeout_s=0.05)
     assert written.path == tmp_path / "rank1.spans.jsonl.gz"
     begin = time.monotonic()
-    written = receive(recording_of(0), store, path, world=2, timeout_s=30, metadata={})
+    receive(recording_of(0), store, path, world=2, timeout_s=30, metadata={})
     assert time.monotonic() - begin < 15
-    assert written.notes[0] == "rank 1 did not arrive in time and is left out"
+    source = load(path)
+    assert source.ranks == (0, 1)
+    assert "rank 1 ran on another host and no clock was measured" in source.notes[0]
+
+
+def test_a_rank_that_comes_too_late_is_merged_when_the_trace_is_loaded(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    write_rank_file(recording_of(1).part, tmp_path, world_size=3)
+    os.utime(tmp_path / "rank1.spans.jsonl.gz", (1e9, 1e9))
+    written = receive(recording_of(0), HashStore(), path, world=3, timeout_s=0.05, metadata={"strategy": "ddp"})
+    assert written.notes == tuple(f"rank {rank} did not arrive in time and is left out" for rank in (1, 2))
+    assert load(path).ranks == (0,), "the file of an earlier recording is not of this one"
+    write_rank_file(recording_of(1).part, tmp_path, world_size=3)
+    for source in (load(path), load(tmp_path)):
+        assert source.ranks == (0, 1)
+        assert source.waits_unknown == "the trace has 2 of 3 ranks"
+    assert source.metadata["strategy"] == "ddp"
+    assert "rank1.spans.jsonl.gz beside the trace was merged with it" in load(path).notes
+    assert "rank 1 did not arrive in time and is left out" not in load(path).notes
+    assert "rank 2 did not arrive in time and is left out" in load(path).notes
 
 
 def test_the_trace_is_written_if_clocks_cannot_be_measured(tmp_path, monkeypatch):

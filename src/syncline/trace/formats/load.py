@@ -18,7 +18,7 @@ from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
-from syncline.trace.merge.rank_file import has_rank_files, merge_folder
+from syncline.trace.merge.rank_file import has_rank_files, merge_folder, with_late_ranks
 from syncline.trace.span import Span
 
 TRACE = "trace.json.gz"
@@ -81,7 +81,7 @@ def _load_file(path: Path, limits: Limits | None) -> Trace:
     found = chrome_read.read_chrome_trace(path)
     written = found.metadata.get("notes")
     earlier = [text for text in written if isinstance(text, str)] if isinstance(written, list) else []
-    found = replace(found, notes=(*earlier, *found.notes))
+    found = with_late_ranks(replace(found, notes=(*earlier, *found.notes)))
     if any(phrase in text for text in found.notes for phrase in WAITS_UNKNOWN):
         # The clocks were not measured, as the trace says.
         return replace(found, metadata={**found.metadata, "aligned": False})

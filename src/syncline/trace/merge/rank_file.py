@@ -21,8 +21,11 @@ from syncline.trace.merge.metadata import MAX_RANKS
 from syncline.trace.span import MAX_TIME_NS, Span
 
 FORMAT = "syncline spans 1"
+LEFT_OUT = "rank {} did not arrive in time and is left out"
+"""The note of a trace that was written without a rank; where the rank's own file lies beside it, `load` adds it."""
 _NAME = re.compile(r"rank(\d+)\.spans\.jsonl\.gz")
 _MAX_LINE_BYTES, _MAX_FILE_BYTES, _MAX_SPANS = 1 << 16, 1 << 28, 1_000_000
+_SLACK_S = 60.0  # between the end of a recording and the writing of its files
 _MAX_NAMED = 16  # missing ranks that are named one by one
 
 
@@ -92,14 +95,17 @@ def read_rank_file(path: Path) -> RankFile:
     return RankFile(part, head["world_size"], problem)
 
 
-def merge_folder(folder: Path) -> Trace:
-    """One trace of the rank files in a folder. Missing, truncated and broken files are named in its notes."""
+def merge_folder(folder: Path, *, since: float = 0.0) -> Trace:
+    """One trace of the rank files in a folder. Missing, truncated and broken files are named in its notes.
+
+    Files that were last changed before the time `since` belong to another recording and are ignored.
+    """
     files: dict[int, RankFile] = {}
     notes: list[str] = []
     seen: set[int] = set()
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
-        if match is None:
+        if match is None or path.stat().st_mtime < since:
             continue
         rank = int(match[1])
         seen.add(rank)
@@ -124,6 +130,26 @@ def merge_folder(folder: Path) -> Trace:
         notes.append(f"{len(missing) - _MAX_NAMED} further ranks are missing")
     merged = merge([file.part for file in files.values()])
     return replace(merged, notes=(*notes, *merged.notes), path=folder)
+
+
+def with_late_ranks(trace: Trace) -> Trace:
+    """A trace that was written without some ranks, merged with the files that those ranks wrote into its folder."""
+    missing = trace.metadata.get("missing")
+    folder = trace.path.parent
+    if not isinstance(missing, list) or not any(
+        type(rank) is int and (folder / rank_file_name(rank)).is_file() for rank in missing
+    ):
+        return trace
+    lasted = max(span.end for span in trace.spans) - min(span.start for span in trace.spans)
+    merged = merge_folder(folder, since=trace.path.stat().st_mtime - lasted / 1e9 - _SLACK_S)
+    if not set(merged.ranks) > set(trace.ranks):
+        return trace
+    added = sorted(set(merged.ranks) - set(trace.ranks))
+    outdated = {LEFT_OUT.format(rank) for rank in added}
+    notes = [f"{rank_file_name(rank)} beside the trace was merged with it" for rank in added]
+    metadata = {**trace.metadata, "missing": [rank for rank in missing if rank not in added], **merged.metadata}
+    kept = [note for note in trace.notes if note not in outdated and note not in merged.notes]
+    return replace(merged, metadata=metadata, notes=(*kept, *notes, *merged.notes), path=trace.path)
 
 
 def has_rank_files(folder: Path) -> bool:

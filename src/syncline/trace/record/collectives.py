@@ -72,17 +72,15 @@ def hook_collectives(hooks: LoopHooks) -> None:
     hooks.cleanup.callback(on_every_wait(_around_wait(hooks)))
 
 
-def hook_ddp_buckets(hooks: LoopHooks, model: nn.Module) -> None:
-    """Record the buckets of every DistributedDataParallel in a model."""
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel):
-            hooks.uses_ddp = True
-            hooks.has_comm_hook = hooks.has_comm_hook or has_comm_hook(module)
-            group = module.process_group
-            recording = RecordingGroup(hooks, group)
-            reducer_group(module, recording)
-            # The reducer does not keep the Python object of a group alive, so the callback does.
-            hooks.cleanup.callback(_restore_group, weakref.ref(module), group, recording)
+def hook_ddp_buckets(hooks: LoopHooks, module: DistributedDataParallel) -> None:
+    """Record the buckets of a DistributedDataParallel."""
+    hooks.uses_ddp = True
+    hooks.has_comm_hook = hooks.has_comm_hook or has_comm_hook(module)
+    group = module.process_group
+    recording = RecordingGroup(hooks, group)
+    reducer_group(module, recording)
+    # The reducer does not keep the Python object of a group alive, so the callback does.
+    hooks.cleanup.callback(_restore_group, weakref.ref(module), group, recording)
 
 
 def _restore_group(module: weakref.ref[nn.Module], group: Any, recording: "RecordingGroup") -> None:

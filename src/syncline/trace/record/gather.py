@@ -1,14 +1,15 @@
 """Gathering all ranks' spans on rank 0 at the end of a recording, through the store of the process group.
 
 Every wait has a time limit, and only JSON is sent. Each rank puts its spans into the store, and rank 0 takes what
-arrives in time. A rank whose spans were not taken, or that cannot reach the store, writes a file of its own.
+arrives in time, also from a rank that has left. A rank whose spans were not taken writes a file of its own.
 """
 
 import contextlib
 import gzip
 import json
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +18,16 @@ from typing import Any
 import torch.distributed as dist
 
 from syncline._compat import PrefixStore, Store, default_store, new_group
+from syncline.files import reason
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock, measure_clocks
 from syncline.trace.merge.merge_ranks import Part, merge
-from syncline.trace.merge.rank_file import write_rank_file
+from syncline.trace.merge.rank_file import LEFT_OUT, rank_file_name, write_rank_file
+from syncline.trace.record.crash_watch import announce_crash
 from syncline.trace.span import Span
 
 _CHUNK_BYTES = 1 << 20  # a store refuses messages of many megabytes
 _POLL_S = 0.02
-_LEFT = "null"
-"""The head of a rank that has stopped waiting."""
 _WRITTEN, _FAILED = "written", "failed"
 _STORE_ERRORS = (RuntimeError, ValueError, OSError)  # of a store or a peer that is gone; DistError is a RuntimeError
 
@@ -40,6 +41,13 @@ class RankRecording:
     """The error that ended the loop, in one line."""
     notes: tuple[str, ...] = ()
     """What this rank could not record."""
+    peer_failed: bool = False
+    """Whether it is sent because the loop of another rank has failed, while this rank's is blocked."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether ranks are missing or leave soon, so that nobody can wait for all of them."""
+        return bool(self.error) or self.peer_failed
 
     def to_bytes(self) -> bytes:
         """As compressed JSON. The clock is measured later, by all ranks together."""
@@ -69,7 +77,8 @@ def write_trace(
     """Merge the recordings of ranks into one trace file; its notes name the ranks that are missing."""
     merged = merge([recording.part for recording in recordings])
     present = {recording.part.rank for recording in recordings}
-    notes = [f"rank {rank} did not arrive in time and is left out" for rank in range(world_size) if rank not in present]
+    missing = [rank for rank in range(world_size) if rank not in present]
+    notes = [LEFT_OUT.format(rank) for rank in missing]
     notes += [f"rank {one.part.rank} ended with an error: {one.error}" for one in recordings if one.error]
     notes += [f"rank {one.part.rank}: {text}" for one in recordings for text in one.notes]
     notes += merged.notes
@@ -78,9 +87,34 @@ def write_trace(
             "the clocks of the hosts were measured once, at the end of the recording: earlier drift is not corrected"
         )
     metadata = {**metadata, "world_size": world_size, "notes": notes, **merged.metadata}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_chrome_trace(replace(merged, metadata=metadata), path)
-    return WrittenTrace(path, tuple(notes))
+    if missing:
+        metadata["missing"] = missing
+        for recording in recordings:  # `load` merges these with the files that the missing ranks may still write
+            keep_rank_file(recording.part, path, world_size=world_size)
+
+    def write(target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_chrome_trace(replace(merged, metadata=metadata), target)
+
+    written, more_notes = _write_somewhere(write, path)
+    return WrittenTrace(written, (*notes, *more_notes))
+
+
+def keep_rank_file(part: Part, path: Path, *, world_size: int) -> Path:
+    """Write one rank's spans into the folder of the trace `path`."""
+    target = path.parent / rank_file_name(part.rank)
+    return _write_somewhere(lambda file: write_rank_file(part, file.parent, world_size=world_size), target)[0]
+
+
+def _write_somewhere(write: Callable[[Path], object], path: Path) -> tuple[Path, tuple[str, ...]]:
+    """`write` to the path, or else to a folder of temporary files, so that nothing is lost; with a note about that."""
+    try:
+        write(path)
+        return path, ()
+    except OSError as error:
+        other = Path(tempfile.mkdtemp(prefix="syncline-trace-")) / path.name
+        write(other)
+        return other, (f"{path} could not be written ({reason(error)}): it is in {other}",)
 
 
 def gather_trace(
@@ -93,11 +127,13 @@ def gather_trace(
     world = dist.get_world_size()
     try:
         store = recording_store(number)
+        if recording.error:
+            announce_crash(store)
         if recording.part.rank == 0:
             return receive(recording, store, path, world=world, timeout_s=timeout_s, metadata=metadata)
         return send(recording, store, path, world=world, timeout_s=timeout_s)
     except _STORE_ERRORS as error:
-        kept = write_rank_file(recording.part, path.parent, world_size=world)
+        kept = keep_rank_file(recording.part, path, world_size=world)
         note = f"the ranks' spans could not be gathered ({first_line(error)}): this rank's are in {kept}"
         return WrittenTrace(kept, (note,))
 
@@ -115,10 +151,10 @@ def receive(
 ) -> WrittenTrace:
     """Rank 0's side: take the other ranks' recordings out of the store and write the trace."""
     until = time.monotonic() + timeout_s
-    found = {rank: json.loads(_poll(store, f"{rank}", until) or _LEFT) for rank in range(1, world)}
-    heads = {rank: head for rank, head in found.items() if head is not None}
+    found = {rank: _poll(store, f"{rank}", until) for rank in range(1, world)}
+    heads = {rank: json.loads(head) for rank, head in found.items() if head is not None}
     hosts = {mine.part.host, *(head["host"] for head in heads.values())}
-    complete = len(heads) == world - 1 and not mine.error and not any(head["failed"] for head in heads.values())
+    complete = len(heads) == world - 1 and not mine.failed and not any(head["failed"] for head in heads.values())
     measures = complete and len(hosts) > 1
     store.set("decided", json.dumps({"ranks": [0, *heads], "measures": measures}))
     clocks: Sequence[Clock | None] = [None] * world
@@ -137,7 +173,7 @@ def receive(
     recordings = [replace(one, part=replace(one.part, clock=clocks[one.part.rank])) for one in recordings]
     try:
         written = write_trace(recordings, path, world_size=world, metadata=metadata)
-    except OSError:
+    except Exception:
         store.set("done", _FAILED)
         raise
     store.set("done", _WRITTEN)
@@ -150,9 +186,10 @@ def send(mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s
     chunks: list[Any] = [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
     for index, chunk in enumerate(chunks):
         store.set(f"{rank}/{index}", chunk)
-    store.set(f"{rank}", json.dumps({"host": mine.part.host, "chunks": len(chunks), "failed": bool(mine.error)}))
+    head = {"host": mine.part.host, "chunks": len(chunks), "failed": mine.failed}
+    store.set(f"{rank}", json.dumps(head))
     # Rank 0 may arrive just before its own time is up. After an error the user should not wait long to see it.
-    until = time.monotonic() + timeout_s * (1 if mine.error else 2)
+    until = time.monotonic() + timeout_s * (1 if mine.failed else 2)
     decided = _poll(store, "decided", until)
     if decided is not None:
         decision = json.loads(decided)
@@ -164,8 +201,9 @@ def send(mine: RankRecording, store: Store, path: Path, *, world: int, timeout_s
             if _poll(store, "done", until) == _WRITTEN.encode():
                 return WrittenTrace(None)
     else:
-        store.set(f"{rank}", _LEFT)  # a rank 0 that arrives later must not wait for this rank
-    kept = write_rank_file(mine.part, path.parent, world_size=world)
+        # A rank 0 that arrives later takes the spans, but this rank cannot measure clocks with it any more.
+        store.set(f"{rank}", json.dumps(head | {"failed": True}))
+    kept = keep_rank_file(mine.part, path, world_size=world)
     return WrittenTrace(kept, (f"rank 0 did not take this rank's spans: they are in {kept}",))
 
 

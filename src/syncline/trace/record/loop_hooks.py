@@ -71,6 +71,8 @@ class LoopHooks:
         """A step of the loop ends with this optimizer's step."""
         self.on_step_end: Callable[[], None] | None = None
         """Called once, at the end of the next step."""
+        self.forward_calls = ForwardCalls()
+        """The forward passes under way; one inside another is part of the outer one."""
         self.bucket_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         """Numbers DDP's buckets of the current backward pass, for each process group."""
         self.collective_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -270,6 +272,13 @@ def _loaded(path: str) -> Any:
         return sys.modules[path]
     module, _, name = path.rpartition(".")
     return getattr(sys.modules.get(module), name, None)
+
+
+class ForwardCalls(threading.local):
+    """One thread's nested forward passes: how deep they are, and when and in which step the outermost one began."""
+
+    depth = step = 0
+    start: Mark = None
 
 
 class TimedLoader:

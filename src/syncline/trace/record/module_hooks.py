@@ -1,7 +1,6 @@
 """Hooks on the modules that a training loop calls; their submodules are not hooked and cost nothing."""
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +11,6 @@ from torch import nn
 
 from syncline._compat import on_every_forward, replace_compiled_call
 from syncline.trace.record.loop_hooks import LoopHooks
-from syncline.trace.record.recorder import Mark
 
 
 def hook_module(hooks: LoopHooks, model: nn.Module) -> None:
@@ -29,18 +27,24 @@ def hook_module(hooks: LoopHooks, model: nn.Module) -> None:
     if restore is not None:
         hooks.cleanup.callback(restore)
         return
-    before, after = _forward_hooks(hooks, lambda _: True, lambda _: None)
+    before, after = _forward_hooks(hooks, lambda _: True)
     hooks.cleanup.callback(model.register_forward_pre_hook(before).remove)
     hooks.cleanup.callback(model.register_forward_hook(after, always_call=True).remove)
 
 
-def find_models(hooks: LoopHooks, use: Callable[[nn.Module], None]) -> None:
-    """Record one step with hooks on all modules, then `use` each module that the loop itself called."""
+def find_models(hooks: LoopHooks, *, seen: Callable[[nn.Module], None], use: Callable[[nn.Module], None]) -> None:
+    """Record with hooks on all modules until a step ends, then `use` each module that the loop itself called.
+
+    `seen` is called before the first forward pass of each, when it is too late for hooks on the module.
+    """
+    if hooks.on_step_end is not None:
+        return
     found: list[weakref.ref[nn.Module]] = []
 
     def called(module: nn.Module) -> None:
         if all(known() is not module for known in found):
             found.append(weakref.ref(module))
+            seen(module)
 
     remove = on_every_forward(*_forward_hooks(hooks, _has_parameters, called))
 
@@ -56,34 +60,31 @@ def find_models(hooks: LoopHooks, use: Callable[[nn.Module], None]) -> None:
 
 
 def _forward_hooks(
-    hooks: LoopHooks, counts: Callable[[nn.Module], bool], called: Callable[[nn.Module], None]
+    hooks: LoopHooks, counts: Callable[[nn.Module], bool], called: Callable[[nn.Module], None] = lambda _: None
 ) -> "tuple[_Hook, _Hook]":
     """Hooks that record the outermost call in a thread if its module `counts`, and report it to `called`."""
-    calls = _Calls()
+    calls = hooks.forward_calls
 
     def before(module: nn.Module, args: Any) -> None:
         step = hooks.recorder.step
         if calls.depth and calls.step != step:
             calls.depth = 0  # left over from an interrupted forward pass
-        if not calls.depth:
-            calls.step, calls.start = step, hooks.enter_forward() if counts(module) else None
+        if not calls.depth and counts(module):
+            called(module)
+            calls.step, calls.start = step, hooks.enter_forward()
+        elif not calls.depth:
+            return
         calls.depth += 1
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        calls.depth = max(0, calls.depth - 1)
+        if not calls.depth:
+            return
+        calls.depth -= 1
         # If the forward pass failed, torch calls this without an output while the exception is handled.
-        if not calls.depth and counts(module) and not (output is None and sys.exc_info()[1] is not None):
+        if not calls.depth and not (output is None and sys.exc_info()[1] is not None):
             hooks.leave_forward(calls.start)
-            called(module)
 
     return _Hook(before), _Hook(after)
-
-
-class _Calls(threading.local):
-    """One thread's nested calls of a module: a module that calls itself makes one forward span."""
-
-    depth = step = 0
-    start: Mark = None
 
 
 class _Hook:

@@ -25,15 +25,17 @@ _PASS_BYTES, _UNIT_BYTES, _ROUNDS = 1 << 26, 1 << 23, 5
 """Memory swept between two calls: for a pass over the model, more than caches hold; for the work on one unit."""
 
 
-def recording_cost(recorder: Recorder, *, every: int = 1, hooks: LoopHooks | None = None) -> dict[str, Any]:
-    """The entry `recorder` of a trace's metadata, with the host time that recording a step took.
+def recording_cost(
+    recorder: Recorder, *, every: int = 1, hooks: LoopHooks | None = None, timed: bool = True
+) -> dict[str, Any]:
+    """The entry `recorder` of a trace's metadata, with the host time that recording a step took; None if not `timed`.
 
     In whatever state a loop has left torch, the trace is written: if hooks cannot be timed, the cost is None and noted.
     """
     spans, steps = recorder.counts()
-    cost: float | None = 0.0
+    cost: float | None = 0.0 if timed else None
     try:
-        if steps:
+        if steps and timed:
             cost = round(_total_ns(recorder, hooks) / steps, 1)
     except Exception as error:
         if hooks is None:

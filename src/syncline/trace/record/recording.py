@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -14,21 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline._compat import on_every_step, replace_function
+from syncline._compat import Store, on_every_step, replace_function
 from syncline.trace.merge.clocks import host_id, node_name
 from syncline.trace.merge.merge_ranks import Part
-from syncline.trace.merge.rank_file import write_rank_file
-from syncline.trace.record.collectives import hook_collectives, hook_ddp_buckets
+from syncline.trace.record.collectives import hook_collectives
 from syncline.trace.record.cpu_time import available_cores
-from syncline.trace.record.gather import RankRecording, WrittenTrace, gather_trace, recording_store, write_trace
+from syncline.trace.record.crash_watch import CrashWatch
+from syncline.trace.record.gather import (
+    RankRecording,
+    WrittenTrace,
+    first_line,
+    gather_trace,
+    keep_rank_file,
+    recording_store,
+    write_trace,
+)
+from syncline.trace.record.known_models import KnownModels
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
-from syncline.trace.record.module_hooks import find_models, hook_module
 from syncline.trace.record.overhead import recording_cost
 from syncline.trace.record.postprocess import finish_spans
 from syncline.trace.record.recorder import process_recorder
 from syncline.trace.record.sampling import IntervalChooser, Sampling, SharedSampling
 
-_ERROR_TIMEOUT_S = 2.0
+_ERROR_TIMEOUT_S = 4.0
 
 _log = logging.getLogger("syncline")
 _numbers = itertools.count()
@@ -44,13 +53,17 @@ class Recording:
         self.path, self.every, self.timeout_s, self.parts = path, every, timeout_s, parts
         self.written: WrittenTrace | None = None
         self.stopped = False
+        self.automatic = False
+        """Whether the environment asked for it: a recording that the script starts ends it."""
         self.on_start: Callable[[], None] = lambda: None
         """Called in the process that trains, which may be a fork of the one that made this object."""
         self._number, self._process = next(_numbers), os.getpid()
         self._rank, self._world = 0, 1
-        self._models: dict[int, weakref.ref[nn.Module]] = {}  # by id: a module may not be hashable
+        self._known: KnownModels | None = None
         self._hooks: LoopHooks | None = None
         self._shared_sampling: SharedSampling | None = None
+        self._crash_watch: CrashWatch | None = None
+        self._publishing, self._published = threading.Lock(), False
         self._cleanup = ExitStack()
         # Without a model and an optimizer the first optimizer step in this process shows where the training is.
         self._cleanup.callback(on_every_step(lambda *_: None, self._after_any_step))
@@ -67,21 +80,21 @@ class Recording:
         return self._hooks is not None
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Record these as well; a step ends with the last optimizer's step.
+        """Record these as well, and all other models that the loop calls in the current step.
 
-        Without models, those that the loop calls in the current step are recorded.
+        A step ends with the last optimizer's step.
         """
         parameters = [p for model in models for p in model.parameters()]
         parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
         if not parameters and self._hooks is None:
             return
         hooks = self._hooks or self._start(parameters[0].device)
+        assert self._known is not None
         for model in models:
-            self._add_model(model)
+            self._known.add(model)
         if optimizers:
             hooks.last_optimizer = weakref.ref(optimizers[-1])
-        if not models:
-            find_models(hooks, self._add_model)
+        self._known.find()
 
     def data(self, loader: Iterable[Any]) -> TimedLoader:
         """The same loader with each batch's time recorded: `for x, y in recording.data(loader)`."""
@@ -96,34 +109,52 @@ class Recording:
         """Remove all hooks, gather the ranks' spans, and write the trace.
 
         Returns the path of the trace on rank 0, of this rank's own file where one was needed. `error` is the exception
-        that ended the loop.
+        that ended the loop. A failure here is only logged: a recording must not end the script that it observes.
         """
-        self.stopped = True
-        self._cleanup.close()
+        already, self.stopped = self.stopped, True
         hooks = self._hooks
-        if hooks is None or self.written is not None or os.getpid() != self._process:
-            return None if self.written is None else self.written.path
-        hooks.cleanup.close()
-        if self._shared_sampling is not None:
-            self._shared_sampling.close()
-        hooks.recorder.enabled = False
-        hooks.wait_for_exchanges()
-        self.written = self._write(self._finish(hooks, error), hooks)
-        for text in self.written.notes:
-            _log.warning("syncline: trace: %s", text)
-        return self.written.path
+        if not already:
+            try:
+                self._cleanup.close()
+                if hooks is not None:
+                    hooks.cleanup.close()
+            except Exception as second:
+                _log.warning("syncline: trace: a hook could not be removed: %s", first_line(second))
+        if not already and hooks is not None and os.getpid() == self._process:
+            for helper in (self._shared_sampling, self._crash_watch):
+                if helper is not None:
+                    helper.close()
+            hooks.recorder.enabled = False
+            hooks.wait_for_exchanges()
+            self._publish(hooks, error)
+        return None if self.written is None else self.written.path
 
-    def stop_quietly(self, error: BaseException | None) -> None:
-        """Stop while something else is in progress, such as another exception: a failure here is only logged."""
-        try:
-            self.stop(error)
-        except Exception as second:
-            _log.warning("syncline: the trace was not written: %s", second)
+    def give_up(self, error: Exception) -> None:
+        """End the recording because a part of it has failed; the trace gets a note and everything before."""
+        text = f"the recording ended early, because a part of it failed: {type(error).__name__}: {first_line(error)}"
+        _log.warning("syncline: trace: %s", text)
+        if self._hooks is not None:
+            self._hooks.notes.append(text)
+        self.stop()
 
-    def _finish(self, hooks: LoopHooks, error: BaseException | None) -> RankRecording:
+    def _publish(self, hooks: LoopHooks, error: BaseException | None, *, peer_failed: bool = False) -> None:
+        """Write the trace, once: when the recording stops, or in another thread when a peer has failed."""
+        with self._publishing:
+            if self._published:
+                return
+            self._published = True
+            try:
+                self.written = self._write(self._finish(hooks, error, peer_failed=peer_failed), hooks)
+                for text in self.written.notes:
+                    _log.warning("syncline: trace: %s", text)
+            except Exception as second:
+                _log.warning("syncline: the trace was not written: %s: %s", type(second).__name__, first_line(second))
+
+    def _finish(self, hooks: LoopHooks, error: BaseException | None, *, peer_failed: bool) -> RankRecording:
         """This rank's spans and metadata."""
         recorder = hooks.recorder
         recorder.rank = dist.get_rank() if dist.is_initialized() else self._rank
+        hooks.notes += [] if self._known is None else self._known.missing()
         every = hooks.sampling.effective_interval(recorder.step)
         part = Part(
             recorder.rank,
@@ -132,10 +163,11 @@ class Recording:
             node=node_name(),
             cores=available_cores(),
             cpu_times=recorder.cpu_times.rows,
-            recording_cost=recording_cost(recorder, every=every, hooks=hooks),
+            # After an error nobody should wait for the timing of hooks.
+            recording_cost=recording_cost(recorder, every=every, hooks=hooks, timed=error is None and not peer_failed),
         )
         text = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return RankRecording(part, text, tuple(hooks.notes))
+        return RankRecording(part, text, tuple(hooks.notes), peer_failed)
 
     def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
         in_group = dist.is_initialized()
@@ -145,14 +177,14 @@ class Recording:
             metadata["backend"] = dist.get_backend()
         world = dist.get_world_size() if in_group else self._world
         if self.parts:
-            write_rank_file(recording.part, self.path.parent, world_size=world)
+            keep_rank_file(recording.part, self.path, world_size=world)
         if world == 1:
             return write_trace([recording], self.path, world_size=1, metadata=metadata)
         if not in_group:
-            kept = write_rank_file(recording.part, self.path.parent, world_size=world)
+            kept = keep_rank_file(recording.part, self.path, world_size=world)
             note = f"the process group was destroyed before the recording stopped: this rank's spans are in {kept}"
             return WrittenTrace(kept, (note, *recording.notes))
-        timeout_s = min(self.timeout_s, _ERROR_TIMEOUT_S) if recording.error else self.timeout_s
+        timeout_s = min(self.timeout_s, _ERROR_TIMEOUT_S) if recording.failed else self.timeout_s
         return gather_trace(recording, self.path, number=self._number, timeout_s=timeout_s, metadata=metadata)
 
     def _start(self, device: torch.device) -> LoopHooks:
@@ -167,7 +199,7 @@ class Recording:
             hooks.sampling = Sampling(self.every)
         hooks.install()
         hook_collectives(hooks)
-        self._hooks = hooks
+        self._hooks, self._known = hooks, KnownModels(hooks, self.give_up)
         self.on_start()
         return hooks
 
@@ -175,36 +207,47 @@ class Recording:
         """Store rank and world size: the process group may be gone when the recording stops."""
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
+            store = self._store()
+            if self._world > 1 and store is not None and self._crash_watch is None:
+                self._crash_watch = CrashWatch(store, self._after_crash)
+
+    def _after_crash(self) -> None:
+        """A peer's loop has failed, so this rank's loop will not come far."""
+        if self._hooks is not None:
+            self._publish(self._hooks, None, peer_failed=True)
+
+    def _store(self) -> Store | None:
+        """The store of this recording; None without a process group, and for backends that use none."""
+        try:
+            return recording_store(self._number) if dist.is_initialized() else None
+        except (RuntimeError, ValueError):
+            return None
 
     def _share_sampling(self, mine: Sampling) -> None:
         """Use rank 0's sampling on all ranks, so that their waits can be matched; alone, this process's."""
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        decides = not several or dist.get_rank() == 0
+        store = self._store() if self._world > 1 else None
+        decides = store is None or self._rank == 0
         if decides:
             self.use_sampling(mine)
-        if several:
-            store = recording_store(self._number)
+        if store is not None:
             self._shared_sampling = SharedSampling(store, mine if decides else None, self.use_sampling)
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Without a named model the first step shows that this process trains, and the next one which models."""
-        if self._hooks is not None:
-            if self._world == 1:
+        try:
+            if self._hooks is None:
+                first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+                if first is not None:
+                    self._start(first.device)
+            elif self._world == 1:
                 self._remember_rank()
-            return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if parameters:
-            find_models(self._start(parameters[0].device), self._add_model)
-
-    def _add_model(self, model: nn.Module) -> None:
-        known = self._models.get(id(model))
-        if self._hooks is not None and (known is None or known() is not model):
-            self._models[id(model)] = weakref.ref(model)
-            hook_module(self._hooks, model)
-            hook_ddp_buckets(self._hooks, model)
+            if self._known is not None:
+                self._known.optimizer_stepped(optimizer)
+        except Exception as error:
+            self.give_up(error)
 
     def _before_group_ends(self, destroy: Any, group: Any = None, **kwargs: Any) -> Any:
         """Without the process group the other ranks cannot be reached any more."""
         if group is None or group is dist.group.WORLD:
-            self.stop_quietly(sys.exc_info()[1])
+            self.stop(sys.exc_info()[1])
         return destroy(group, **kwargs)

@@ -1,14 +1,17 @@
 """The functions that start and stop a recording: `with recording(model, optimizer): ...`, or `start()` and `stop()`.
 
-`SYNCLINE_TRACE=path`, and optionally `SYNCLINE_TRACE_EVERY=n`, record without a change to the script. An attached model
-is then recorded from its first step on. A script that imports Syncline and trains otherwise is recorded from its second
-step on: the first one shows that this process trains, which a data loader's worker does not.
+`SYNCLINE_TRACE=path`, and optionally `SYNCLINE_TRACE_EVERY=n`, record a script that imports Syncline, and
+`python -m syncline.trace run` any script. An attached model is then recorded from its first step on, another loop from
+its second step on: the first one shows that this process trains, which a data loader's worker does not.
 """
 
 import atexit
+import errno
+import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.util import Finalize
@@ -16,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import UsageError
+from syncline.files import check_target, reason
 from syncline.trace.record.recording import Recording
 
 FOLDER = "syncline-trace"
 FILE = "trace.json.gz"
 PATH, EVERY = "SYNCLINE_TRACE", "SYNCLINE_TRACE_EVERY"
 
+_log = logging.getLogger("syncline")
 _latest: Recording | None = None
 _ignored = False
 
@@ -55,12 +61,18 @@ def start(
     if every is not None and every < 1:
         raise UsageError(f"every is {every}: it must be 1 (all steps) or more")
     running = current()
-    if running is not None and running.started:
-        raise UsageError("a recording is running: call syncline.trace.stop() first (SYNCLINE_TRACE starts one, too)")
+    if running is not None and running.started and not running.automatic:
+        raise UsageError("a recording is running: call syncline.trace.stop() first")
     models, optimizers = _as_list(model, nn.Module, "model"), _as_list(optimizer, torch.optim.Optimizer, "optimizer")
     if running is not None:
+        if running.started:
+            _log.warning(
+                "syncline: %s: the recording of %s ends, because the script starts its own", running.path, PATH
+            )
         running.stop()
-    _latest = started = Recording(_trace_file(path), every=every, timeout_s=timeout, parts=parts)
+    file = _trace_file(path)
+    _warn_if_not_writable(file)
+    _latest = started = Recording(file, every=every, timeout_s=timeout, parts=parts)
     if models or optimizers:
         started.add(models, optimizers)
     return started
@@ -92,7 +104,7 @@ def recording(
     try:
         yield started
     except BaseException as error:
-        started.stop_quietly(error)
+        started.stop(error)
         raise
     started.stop()
 
@@ -101,7 +113,8 @@ def start_if_requested() -> None:
     """Start a recording if the variable is set; called when `syncline` is imported and when a model is attached."""
     if _ignored or not os.environ.get(PATH) or current() is not None:
         return
-    start(os.environ[PATH], every=_every()).on_start = _stop_at_child_exit
+    started = start(os.environ[PATH], every=_every())
+    started.automatic, started.on_start = True, _stop_at_child_exit
     atexit.register(_stop_at_exit)
 
 
@@ -141,8 +154,28 @@ def _every() -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise UsageError(f"{EVERY}={text}: give the sampling interval as a number, 1 (all steps) or more")
+        _log.warning("syncline: %s=%s is ignored: give the sampling interval as a number, 1 or more", EVERY, text)
+        return None
     return int(text)
+
+
+def _warn_if_not_writable(file: Path) -> None:
+    """Notice a path where rank 0 cannot write before hours of training, without creating anything there."""
+    rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
+    if str(rank) != "0":
+        return
+    folder = next(above for above in file.absolute().parents if above.exists())
+    try:
+        check_target(file)
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        _log.warning(
+            "syncline: the trace cannot be written to %s (%s): name another path, or it goes to a temporary folder",
+            file, reason(error),
+        )  # fmt: skip
 
 
 def _stop_at_child_exit() -> None:
@@ -153,7 +186,7 @@ def _stop_at_child_exit() -> None:
     def stop_child() -> None:
         error = sys.exc_info()[1]
         if running := current():
-            running.stop_quietly(None if isinstance(error, SystemExit) else error)
+            running.stop(None if isinstance(error, SystemExit) else error)
 
     Finalize(None, stop_child, exitpriority=0)
 
@@ -161,4 +194,4 @@ def _stop_at_child_exit() -> None:
 def _stop_at_exit() -> None:
     if running := current():
         # The error that ends the script was printed before this.
-        running.stop_quietly(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+        running.stop(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
