@@ -64,11 +64,11 @@ def test_a_file_that_stops_early_gives_the_events_before(tmp_path_factory, size,
         ("hello", Limits(), "is not a trace: it starts with 'h'"),
         ('{"traceEvents": [{"a": 1}, oops]}', Limits(), "not valid JSON near byte 27"),
         ('{"traceEvents" [1]}', Limits(), "not valid JSON"),
-        ("[" * 100_000, Limits(), "nests deeper than 32"),
-        ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", Limits(), "nests deeper than 32"),
-        ('[{"a": "' + "x" * 300_000 + '"}]', Limits(), "more than 262144 characters"),
-        ("[" + '{"ph": "M"},' * 50 + "]", Limits(events=20), "more than 20 events: .* Limits.events"),
-        (" " * 100_000, Limits(bytes=50_000), "more than 50000 bytes: .* Limits.bytes"),
+        ("[" * 100_000, Limits(), "nest more than 32 deep: .*--limit depth=64"),
+        ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", Limits(), "nest more than 32 deep: .*--limit depth=64"),
+        ('[{"a": "' + "x" * 300_000 + '"}]', Limits(), "more than 262,144 characters: .*--limit event_bytes=524288"),
+        ("[" + '{"ph": "M"},' * 50 + "]", Limits(events=20), "more than 20 events: .*--limit events=40"),
+        (" " * 100_000, Limits(bytes=50_000), "more than 50,000 bytes: .*--limit bytes=100000"),
         ('[{"pid": 1' + "0" * 5000 + "}]", Limits(), "not valid JSON"),
     ],
 )
@@ -82,7 +82,7 @@ def test_broken_or_hostile_files_give_one_line(tmp_path, content, limits, messag
 def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(b"[" + b" " * 50_000_000))
     tracemalloc.start()
-    with pytest.raises(UsageError, match="more than 20000000 bytes"):
+    with pytest.raises(UsageError, match="more than 20,000,000 bytes"):
         import_files(tmp_path / "t.json.gz", limits=Limits(bytes=20_000_000))
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
@@ -110,5 +110,33 @@ def test_a_large_trace_needs_the_memory_of_a_window(tmp_path):
 def test_too_many_spans_are_refused(tmp_path):
     events = [host("aten::mm", i * 10, i * 10 + 5) for i in range(200)]
     (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    with pytest.raises(UsageError, match=r"more than 100 spans: .*Limits.spans"):
+    with pytest.raises(UsageError, match=r"more than 100 spans: .*--limit spans=200 .*Limits\(spans=200\)"):
         import_files(tmp_path / "t.json", limits=Limits(spans=100))
+
+
+def _packed(tmp_path, damage):
+    path = tmp_path / "t.json.gz"
+    whole = bytearray(
+        gzip.compress(json.dumps({"traceEvents": [host(f"aten::{i}", i, i + 1) for i in range(2000)]}).encode())
+    )
+    path.write_bytes(damage(whole))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:9], r"t.json.gz cannot be decompressed \(its compressed data ends early\)"),
+        (lambda data: data[:-900], "ends after .* events .its compressed data ends early"),
+        (lambda data: data[:2000] + bytes(200) + data[2200:], "its compressed data cannot be read: Error"),
+        (lambda data: data[:-8] + bytes(4) + data[-4:], r"t.json.gz is damaged \(.*CRC check failed"),
+    ],
+)
+def test_damaged_gzip_has_its_true_reason(tmp_path, damage, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        import_files(_packed(tmp_path, damage))
+    assert "JSON" not in str(caught.value)
+
+
+def test_bytes_after_the_compressed_data_do_no_harm(tmp_path):
+    assert import_files(_packed(tmp_path, lambda data: data + b"more")).spans

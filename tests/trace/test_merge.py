@@ -127,7 +127,15 @@ def test_a_truncated_file_gives_the_spans_it_holds(folder, share):
     first, cut, last = counts(merged)
     assert (first, last) == (200, 200)
     assert 0 <= cut <= 200
-    assert f"rank1.spans.jsonl.gz is truncated: {cut} of 200 spans are read" in merged.notes
+    assert f"rank1.spans.jsonl.gz is cut off: {cut} of 200 spans are read" in merged.notes
+
+
+def test_a_damaged_file_is_not_called_truncated(folder):
+    path = folder / "rank1.spans.jsonl.gz"
+    data = path.read_bytes()
+    path.write_bytes(data[:-8] + bytes(4) + data[-4:])
+    (note,) = merge_folder(folder).notes
+    assert note.startswith("rank1.spans.jsonl.gz is damaged (CRC check failed")
 
 
 def test_a_file_without_a_head_or_of_another_format_is_left_out(folder):

@@ -7,6 +7,9 @@ from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
+from syncline.wording import plural as plural
+from syncline.wording import scaled
+
 NONE = "-"
 """Shown where a figure does not exist."""
 Columns = Sequence[tuple[str, Callable[[Any], str]]]
@@ -83,7 +86,7 @@ def size(count: float) -> str:
     >>> size(221_400_000), size(512)
     ('221 MB', '512 B')
     """
-    return _scaled(count, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1)))
+    return scaled(count, "B")
 
 
 @_or_dash
@@ -113,27 +116,16 @@ def times(ratio: float) -> str:
 def bandwidth(bits: float) -> str:
     """Bits a second in decimal units.
 
-    >>> bandwidth(1_000_000_000), bandwidth(200e6)
-    ('1 Gbit/s', '200 Mbit/s')
+    >>> bandwidth(1_000_000_000), bandwidth(200e6), bandwidth(6.03e13)
+    ('1 Gbit/s', '200 Mbit/s', '60.3 Tbit/s')
     """
-    return _scaled(bits, (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1)))
-
-
-def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
-    """`value` in the largest unit that it reaches, or else in the last one."""
-    unit, factor = next((pair for pair in units if abs(value) >= pair[1]), units[-1])
-    return f"{significant(value / factor)} {unit}"
+    return scaled(bits, "bit/s")
 
 
 @_or_dash
 def number(value: float, *, digits: int = 4) -> str:
     """A plain number."""
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 rank`, `4 ranks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('s', 'sh', 'ch')) else 's'}"
 
 
 def printable(text: object) -> str:

@@ -8,7 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from syncline.cli.trace.gpu_tables import print_gpu
-from syncline.report.figures import Columns, bandwidth, one_line, percent, plural, printable, size, tabulate
+from syncline.report.figures import (
+    Columns,
+    bandwidth,
+    one_line,
+    percent,
+    plural,
+    printable,
+    significant,
+    size,
+    tabulate,
+)
 from syncline.report.scaling import StartUp
 from syncline.report.tables import scaling, show, simple_table
 from syncline.results.schema import Results
@@ -75,11 +85,13 @@ def _head(analysis: Analysis) -> str:
     ranks = plural(analysis.world_size, "rank")
     step = analysis.step_ms
     steady = len(analysis.steps) - analysis.startup.steps
-    steps = f"steps {analysis.steps[0]} to {analysis.steps[-1]}"
     long = steady - analysis.usual_steps
-    of = (
-        f"the {steady} steady ones" if not long else f"{analysis.usual_steps} usual ones; {long} steady ones are longer"
-    )
+    longer = "1 steady one is longer" if long == 1 else f"{long} steady ones are longer"
+    of = f"{analysis.usual_steps} usual ones; {longer}" if long else f"the {steady} steady ones"
+    first, last = analysis.steps[0], analysis.steps[-1]
+    steps = f"steps {first} to {last}" if last > first else f"step {first}"
+    if steady == 1:
+        return f"{what}, {ranks}, {steps}: {_ms(step['usual'])} ms (one steady step)"
     return (
         f"{what}, {ranks}, {steps}: {_ms(step['usual'])} ms per step (the mean of {of}; 95% below {_ms(step['p95'])})"
     )
@@ -135,7 +147,8 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
     if wire is None:
         _line(console, "exchanges: none")
         return
-    parts = [f"exchanges: {wire.messages:.3g} a step, {size(wire.bytes)}", f"{_ms(wire.busy_ms)} ms of transfer"]
+    count = significant(wire.messages)
+    parts = [f"exchanges: {count} a step, {size(wire.bytes or None)}", f"{_ms(wire.busy_ms)} ms of transfer"]
     parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks")
     if analysis.communication is not None:
         parts.append(f"{percent(analysis.communication)} of the transfers behind compute")
@@ -158,9 +171,9 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
 
 def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
     units = analysis.units
-    title = f"units by exposed time ({min(top, len(units))} of {len(units)}), ms from the step's start"
+    title = f"units by exposed time per step ({min(top, len(units))} of {len(units)}), ms from the step's start"
     columns: Columns = (
-        ("unit", lambda unit: one_line(unit.unit or unit.name) + (f" x{unit.count:.3g}" if unit.count > 1.01 else "")),
+        ("unit", lambda unit: one_line(unit.unit or unit.name) + _times(unit.count)),
         ("size", lambda unit: size(unit.bytes or None)),
         ("launch", lambda unit: _ms(unit.launch_ms)),
         ("end", lambda unit: _ms(unit.end_ms)),
@@ -168,9 +181,16 @@ def _units(analysis: Analysis, top: int, *, wide: bool) -> Table:
         ("exposed", lambda unit: _ms(unit.exposed_ms)),
         ("ready", lambda unit: _ms(unit.ready_ms)),
         ("wait", lambda unit: _ms(unit.wait_ms)),
-        ("Mbit/s", lambda unit: f"{unit.bandwidth_bits / 1e6:,.0f}" if unit.bandwidth_bits else "-"),
+        ("rate", lambda unit: bandwidth(unit.bandwidth_bits)),
     )
     return simple_table(title, *tabulate(columns if wide else columns[:-3], units[:top]))
+
+
+def _times(count: float) -> str:
+    """How often a unit is exchanged, if that is not once per step."""
+    if 0.99 <= count <= 1.01:
+        return ""
+    return f" x{significant(count)}" if count > 1 else f" (1 in {significant(1 / count)} steps)"
 
 
 def _startup(console: Console, analysis: Analysis) -> None:
@@ -203,7 +223,8 @@ def _path(console: Console, analysis: Analysis, top: int) -> None:
     named = [(pieces[place], f" {pieces[place].unit}".rstrip()) for place in sorted(longest)]
     shown = [f"rank {piece.rank} {_long(piece.lane, analysis)}{unit} {_ms(piece.ms)}" for piece, unit in named]
     rest = sum(piece.ms for place, piece in enumerate(pieces) if place not in set(longest))
-    more = f" (+ {_ms(rest)} ms in {len(pieces) - len(longest)} short pieces)" if len(pieces) > len(longest) else ""
+    short = plural(len(pieces) - len(longest), "short piece")
+    more = f" (+ {_ms(rest)} ms in {short})" if len(pieces) > len(longest) else ""
     _line(console, f"critical path of step {step}, ms: {' > '.join(shown)}{more}")
 
 
@@ -231,4 +252,4 @@ def _long(phase: str, analysis: Analysis) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"

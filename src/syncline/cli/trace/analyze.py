@@ -10,13 +10,14 @@ from rich.console import Console
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json
 from syncline.cli.trace import analysis_tables
-from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_runs
+from syncline.cli.trace.inputs import LimitOption, Steps, load_each, parse_limits, parse_steps, several_runs
 from syncline.errors import UsageError
 from syncline.report.scaling import StartUp, curves, start_up
 from syncline.results import file as results_file
 from syncline.results.schema import Results
 from syncline.trace.analysis.analyze import Analysis
 from syncline.trace.analysis.analyze import analyze as analyze_trace
+from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import TRACE, load
 
 app = new_app()
@@ -35,16 +36,17 @@ def analyze(
     steps: Annotated[str, typer.Option(help="Only these steps: 10:20 is 10 to 19, 10: all from 10 on.")] = "",
     run: Annotated[str | None, typer.Option(help="One run of a folder that holds several.")] = None,
     top: Annotated[int, typer.Option(help="Number of units and of parts of the critical path to show.")] = 10,
+    limit: LimitOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the analysis as JSON and nothing else.")] = False,
 ) -> None:
     """Analyse a trace: the verdict, then the breakdown, late ranks, units, start-up, critical path and bound."""
-    chosen = parse_steps(steps)
+    chosen, limits = parse_steps(steps), parse_limits(limit)
     if top < 1:
         raise UsageError(f"--top must be at least 1, not {top}")
     console = Console(highlight=False, emoji=False)
     several = several_runs(path) if run is None else []
     if not several:
-        source, analysis = _analyze(path, run, chosen)
+        source, analysis = _analyze(path, run, chosen, limits)
         if as_json:
             print_json(analysis.as_json(source))
         else:
@@ -52,7 +54,7 @@ def analyze(
             analysis = replace(analysis, notes=(*analysis.notes, *notes))
             analysis_tables.print_run(console, analysis, source, top=top, start=start)
         return
-    found, notes = load_each(several, lambda folder: _analyze(folder, None, chosen), path)
+    found, notes = load_each(several, lambda folder: _analyze(folder, None, chosen, limits), path)
     results, more_notes = _results(path)
     notes += more_notes
     if as_json:
@@ -67,8 +69,8 @@ def analyze(
         analysis_tables.print_runs(console, analyses, results, path, notes=notes)
 
 
-def _analyze(path: Path, run: str | None, steps: Steps | None) -> tuple[str, Analysis]:
-    source = load(path, run=run)
+def _analyze(path: Path, run: str | None, steps: Steps | None, limits: Limits | None) -> tuple[str, Analysis]:
+    source = load(path, run=run, limits=limits)
     try:
         analysis = analyze_trace(source, steps=steps)
     except UsageError as error:

@@ -8,10 +8,12 @@ import typer
 
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
+from syncline.cli.trace.inputs import LimitOption, parse_limits
 from syncline.errors import UsageError
 from syncline.report.figures import NONE, one_line, percent, plural, text_table
 from syncline.trace.analysis.diff import Change, Diff, Side, side
 from syncline.trace.analysis.diff import diff as compare
+from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import TRACE, load
 
 _UNIT_KEYS = ("a_exposed_ms", "b_exposed_ms", "a_transfer_ms", "b_transfer_ms")
@@ -28,6 +30,7 @@ def diff(
     threshold: Annotated[
         str, typer.Option(help="How much slower B may be, as a share of A's step, before the exit code is 1.")
     ] = "5%",
+    limit: LimitOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
 ) -> None:
     """Compare two traces, phase by phase, with confidence intervals.
@@ -36,7 +39,8 @@ def diff(
     the traces cannot be read or hold too few steps to tell.
     """
     share = _share(threshold)
-    result = compare(_side(a), _side(b), threshold=share)
+    limits = parse_limits(limit)
+    result = compare(_side(a, limits), _side(b, limits), threshold=share)
     if as_json:
         print_json(result.as_json())
     else:
@@ -56,8 +60,8 @@ def _share(text: str) -> float:
     return share
 
 
-def _side(path: Path) -> Side:
-    trace = load(path)
+def _side(path: Path, limits: Limits | None) -> Side:
+    trace = load(path, limits=limits)
     return side(trace, source=str(trace.path))
 
 
@@ -86,8 +90,8 @@ def _text(result: Diff) -> str:
 
 
 def _head(name: str, one: Side) -> str:
-    ranks = plural(one.analysis.world_size, "rank")
-    return f"{name}: {one.source} ({one.analysis.strategy or 'a trace'}, {ranks}, {len(one.steps)} steady steps)"
+    ranks, steps = plural(one.analysis.world_size, "rank"), plural(len(one.steps), "steady step")
+    return f"{name}: {one.source} ({one.analysis.strategy or 'a trace'}, {ranks}, {steps})"
 
 
 def _cells(name: str, change: Change) -> list[str]:

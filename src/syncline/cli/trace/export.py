@@ -10,12 +10,14 @@ import typer
 
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
+from syncline.cli.trace.inputs import LimitOption, parse_limits
 from syncline.errors import UsageError, unknown
 from syncline.trace.formats.chrome_events import Event, write_events
 from syncline.trace.formats.chrome_write import chrome_events, chrome_head
 from syncline.trace.formats.horovod_write import horovod_trace
 from syncline.trace.formats.load import TRACE, load
 from syncline.trace.merge.merge_ranks import Trace
+from syncline.wording import plural
 
 _STYLES = ("chrome", "horovod")
 
@@ -39,12 +41,13 @@ def export(
         Path | None,
         typer.Option("-o", "--out", help="The file, compressed if it ends in .gz; default: beside the run."),
     ] = None,
+    limit: LimitOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON and nothing else.")] = False,
 ) -> None:
     """Export the spans of all ranks as one trace that chrome://tracing and Perfetto open."""
     if style not in _STYLES:
         raise unknown("style", style, _STYLES)
-    source = load(run)
+    source = load(run, limits=parse_limits(limit))
     target = out or source.folder / f"trace.{style}.json.gz"
     if target.is_dir():
         raise UsageError(f"-o {target} is a folder: name a file in it")
@@ -55,7 +58,8 @@ def export(
         print_json(told)
         return
     lines = [f"note: {text}" for text in told["notes"]]
-    lines.append(f"{told['spans']:,} spans of {len(told['ranks'])} ranks, {told['events']:,} events")
+    counts = plural(told["spans"], "span"), plural(len(told["ranks"]), "rank"), plural(told["events"], "event")
+    lines.append("{} of {}, {}".format(*counts))
     lines.append(f"trace: {target}")
     say("\n".join(lines))
 

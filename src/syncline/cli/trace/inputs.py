@@ -1,16 +1,26 @@
-"""The traces that a command works on: one, or those of all runs in a folder; and the steps of `--steps`."""
+"""The traces that a command works on: one, or those of all runs in a folder; the options `--steps` and `--limit`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from syncline.errors import UsageError
+import typer
+
+from syncline.errors import UsageError, unknown
+from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import TRACE, runs
 
 T = TypeVar("T")
 Steps = tuple[int, int]
 """The first step, and the one after the last."""
+
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME=NUMBER", help="Read more of a large file: spans=2000000, bytes, events ..."),
+]
+"""The option `--limit`, which can be repeated."""
 
 _STEPS = re.compile(r"(\d{0,9}):(\d{0,9})", re.ASCII)
 
@@ -26,6 +36,20 @@ def parse_steps(text: str) -> Steps | None:
     if last <= first:
         raise UsageError(f"--steps {text} holds no step: the second number must be the larger one")
     return first, last
+
+
+def parse_limits(texts: Sequence[str] | None) -> Limits | None:
+    """The limits of `spans=2000000` and the like; None without any, which leaves each format its own."""
+    names = [field.name for field in fields(Limits)]
+    found: dict[str, int] = {}
+    for text in texts or ():
+        name, _, number = text.partition("=")
+        if name not in names:
+            raise unknown("limit", name, names)
+        if not (number.isascii() and number.isdigit() and 0 < int(number) < 1 << 62):
+            raise UsageError(f"--limit {text}: write a name and a number, such as spans=2000000")
+        found[name] = int(number)
+    return Limits(**found) if found else None
 
 
 def several_runs(path: Path) -> list[Path]:

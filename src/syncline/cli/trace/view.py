@@ -11,12 +11,13 @@ import typer
 
 from syncline.cli.app import new_app
 from syncline.cli.output import say
-from syncline.cli.trace.inputs import Steps, load_each, parse_steps, several_runs
+from syncline.cli.trace.inputs import LimitOption, Steps, load_each, parse_limits, parse_steps, several_runs
 from syncline.errors import UsageError
 from syncline.files import real_path, write_text
 from syncline.report.figures import one_line, size
 from syncline.report.html import render_view
 from syncline.report.panels import folder_label, panel
+from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import TRACE, load
 from syncline.trace.merge.merge_ranks import Trace
 
@@ -38,6 +39,7 @@ def view(
         typer.Argument(help=f"A run folder, a strategy's folder, a {TRACE}, a torch.profiler or Horovod trace."),
     ],
     steps: Annotated[str, typer.Option(help="Only these steps: 10:20 is 10 to 19, 10: all from 10 on.")] = "",
+    limit: LimitOption = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"Where to write the page; default: {PAGE} beside the trace.")
     ] = None,
@@ -56,10 +58,10 @@ def view(
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     if out is not None and out.is_dir():
         raise UsageError(f"-o {out} is a folder: name a file in it")
-    chosen = parse_steps(steps)
+    chosen, limits = parse_steps(steps), parse_limits(limit)
     several = several_runs(run)
-    found, notes = load_each(several, lambda folder: _load(folder, chosen), run) if several else ({}, [])
-    sources = list(found.values()) or [_load(run, chosen)]
+    found, notes = load_each(several, lambda folder: _load(folder, chosen, limits), run) if several else ({}, [])
+    sources = list(found.values()) or [_load(run, chosen, limits)]
     text = _page(sources, path=run, steps=chosen, notes=notes)
     if serving:
         _serve(text, port=port, opening=opening)
@@ -76,8 +78,8 @@ def view(
         webbrowser.open(target.resolve().as_uri())
 
 
-def _load(path: Path, steps: Steps | None) -> Trace:
-    source = load(path)
+def _load(path: Path, steps: Steps | None, limits: Limits | None) -> Trace:
+    source = load(path, limits=limits)
     if steps is not None and not any(steps[0] <= span.step < steps[1] for span in source.spans):
         last = max(span.step for span in source.spans)
         raise UsageError(f"{source.path} has no span of these steps: name some with --steps, up to {last}")

@@ -6,9 +6,10 @@ A new cause: write a function here (or elsewhere) with the decorator `@cause`.
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syncline.stats import mean_or_zero, two_standard_errors
-from syncline.trace.analysis.findings import Facts, Finding, scaled
+from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.gpu_use import HostRow
 from syncline.trace.gpu_activity import DATA_LOADING
+from syncline.wording import scaled
 
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
 _MANY = 4  # messages per step: with fewer, their number is not the problem

@@ -101,13 +101,3 @@ class Facts:
     def share(self, ms: float) -> str:
         """This time as a percentage of the step."""
         return f"{ms / self.step_ms:.0%}" if self.step_ms else "-"
-
-
-def scaled(value: float, unit: str) -> str:
-    """A number with a unit such as `B` or `bit/s`, in thousands of it.
-
-    >>> scaled(25_000_000, "B")
-    '25 MB'
-    """
-    power = next((power for power in range(3) if value < 1000 ** (power + 1)), 3)
-    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}{unit}"

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import mean, median
+from syncline.stats import median
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.merge.exchanges import Member
 
 
 @dataclass(frozen=True)
 class UnitRow:
-    """Medians over steady steps and ranks; times are ms from the start of the unit's step."""
+    """Medians over the ranks and steady steps that have the unit; times are ms from the start of the step."""
 
     unit: str
     name: str
@@ -25,11 +25,11 @@ class UnitRow:
     transfer_ms: float
     bandwidth_bits: float | None
     exposed_ms: float
-    """Time that no compute hid; exchanges that were under way at once share it equally."""
+    """Ms per step that no compute hid, over all steps; exchanges that were under way at once share it equally."""
 
 
 def unit_table(trace: Prepared, steps: Sequence[int]) -> list[UnitRow]:
-    """The units of these steps, those with the most exposed time first."""
+    """The units of these steps, those with the most exposed time per step first."""
     kept, workers = set(steps), set(trace.ranks)
     ready = _encoded(trace, kept)
     rows: dict[tuple[str, str], dict[tuple[int, int], list[Member]]] = defaultdict(lambda: defaultdict(list))
@@ -87,5 +87,5 @@ def _row(
         wait_ms=wait,
         transfer_ms=transfer,
         bandwidth_bits=size * 8e3 / transfer if transfer > 0 and size > 0 else None,
-        exposed_ms=mean(columns[-1]),
+        exposed_ms=sum(columns[-1]) / max(1, ranks * steps),
     )

@@ -10,6 +10,7 @@ from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, rank
 from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.merge.metadata import MAX_RANKS, checked_metadata
 from syncline.trace.span import LANES, STEP, Span
+from syncline.wording import plural
 
 KIND = "syncline"
 """The name of this format."""
@@ -29,25 +30,36 @@ def read(file: TraceFile) -> list[RankTrace]:
     return rank_traces(file, found.spans, list(found.notes))
 
 
-def read_chrome_trace(path: Path, *, limits: Limits = Limits(spans=4_000_000)) -> Trace:  # noqa: B008 - it is frozen
+def read_chrome_trace(path: Path, *, limits: Limits | None = None) -> Trace:
     """A trace that `write_chrome_trace` wrote; `UsageError` for any other file.
 
     A file that stops early gives the spans up to there, and a note.
     """
-    file = TraceFile(path, limits)
+    file = TraceFile(path, limits or Limits(spans=4_000_000))
     spans: list[Span] = []
+    impossible = 0
     for event in file.events():
         if span := _span(event):
             file.keep()
             spans.append(span)
+        else:
+            impossible += recognises(file, event)
+    if not spans and impossible:
+        raise UsageError(f"{path}: {_impossible(impossible)}, and there are no others: record it again")
     if not spans:
         raise UsageError(f"{path} holds no spans of Syncline's: name a run folder, or a trace.json.gz from one")
     metadata = checked_metadata(file.header.get("otherData"))
     if origin := metadata.get("origin_ns"):
         spans = [replace(span, start=span.start + origin, end=span.end + origin) for span in spans]
     notes = [f"{path.name} ends {file.cut}: the spans up to there are used"] if file.cut else []
+    if impossible:
+        notes.append(f"{_impossible(impossible)} and were left out")
     # Waits were split off when the trace was merged.
     return Trace.of(spans, metadata=metadata, notes=notes, path=path, split=False)
+
+
+def _impossible(count: int) -> str:
+    return f"{plural(count, 'span')} have an impossible time, step or size"
 
 
 def _span(event: dict[str, Any]) -> Span | None:

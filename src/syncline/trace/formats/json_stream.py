@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 COMMAS = re.compile(r"[ \t\r\n,]*")
 """Separators between the entries of an array; an extra comma is normal in a timeline."""
 
+_CUT_SHORT = "its compressed data ends early"
+
 CUT: Any = object()
 """The result of `Window.value` where the file ends inside a value."""
 
@@ -35,7 +37,7 @@ CUT: Any = object()
 class Limits:
     """Limits for reading one file: bytes after decompression, events, bytes of one event, nesting, spans.
 
-    `spans` bounds the records that stay in memory, about 300 bytes each.
+    `spans` bounds the records that stay in memory, about 300 bytes each. The commands have `--limit spans=2000000`.
     """
 
     bytes: int = 2 << 30
@@ -44,6 +46,14 @@ class Limits:
     depth: int = 32
     spans: int = 2_000_000
 
+    def exceeded(self, path: Path, name: str, what: str) -> UsageError:
+        """The error for a file that exceeds the limit `name`; `what` says what there is too much of."""
+        most: int = getattr(self, name)
+        return UsageError(
+            f"{path} has {what.format(f'{most:,}')}: raise the limit with --limit {name}={2 * most}"
+            f" (in Python: Limits({name}={2 * most})), or profile fewer steps"
+        )
+
 
 class Window:
     """The part of a file's text that is being decoded."""
@@ -51,7 +61,8 @@ class Window:
     def __init__(self, path: Path, raw: BufferedReader | gzip.GzipFile, limits: Limits) -> None:
         self._path, self._raw, self._limits = path, raw, limits
         self._text, self._at, self._read = "", 0, 0
-        self._damage = ""
+        self.damage = ""
+        """Why the compressed data could not be read to its end."""
         self._ended = False
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
 
@@ -96,12 +107,21 @@ class Window:
 
     def ending(self, where: str) -> str:
         """A sentence about how the file stopped early."""
-        return f"{where} ({self._damage or 'it is cut off'})"
+        return f"{where} ({self.damage or 'it is cut off'})"
 
     def broken(self) -> UsageError:
-        """The error for text that is not valid JSON here."""
+        """The error for text that is not valid JSON here, or for compressed data whose damage is the reason."""
         near = max(0, self._read - len(self._text) + self._at)
+        self.check_rest()
         return UsageError(f"{self._path} is not valid JSON near byte {near}: export the trace again")
+
+    def check_rest(self) -> None:
+        """Read to the end of compressed data, where its checksum is; `UsageError` if the data are damaged."""
+        while isinstance(self._raw, gzip.GzipFile) and not self._ended:
+            self._at = len(self._text)
+            self._more()
+        if self.damage and self.damage != _CUT_SHORT:
+            raise UsageError(f"{self._path} is damaged ({self.damage}): copy or export it again")
 
     def _check(self, end: int, most: int) -> None:
         if end - self._at > most:
@@ -127,22 +147,26 @@ class Window:
         try:
             while len(data) < wanted and (part := self._raw.read1(wanted - len(data))):
                 data += part
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self._damage = f"its compressed data ends early or is damaged: {error}"
+        except EOFError:
+            self.damage = _CUT_SHORT
+        except (zlib.error, gzip.BadGzipFile) as error:
+            # Bytes after the end of the compressed data do no harm.
+            if not str(error).startswith("Not a gzipped file"):
+                self.damage = f"its compressed data cannot be read: {error}"
         self._read += len(data)
-        most = self._limits.bytes
-        if self._read > most:
-            raise UsageError(f"{self._path} holds more than {most} bytes: profile fewer steps, or raise Limits.bytes")
+        if self._read > self._limits.bytes:
+            raise self._limits.exceeded(self._path, "bytes", "more than {} bytes")
         self._ended = len(data) < wanted
         self._text = self._text[self._at :] + self._decode.decode(data, final=self._ended)
         self._at = 0
         return bool(data)
 
     def _long(self, most: int) -> UsageError:
-        return UsageError(f"{self._path} has a value of more than {most} characters: if that is right, raise its limit")
+        limits = replace(self._limits, event_bytes=most)
+        return limits.exceeded(self._path, "event_bytes", "a value of more than {} characters")
 
     def _deep(self) -> UsageError:
-        return UsageError(f"{self._path} nests deeper than {self._limits.depth}: if that is right, raise Limits.depth")
+        return self._limits.exceeded(self._path, "depth", "values that nest more than {} deep")
 
 
 def _depths(text: str) -> Iterator[int]:

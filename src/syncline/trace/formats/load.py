@@ -18,6 +18,7 @@ from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.trace_file import RankTrace, TraceFile
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
+from syncline.trace.merge.notes import combined
 from syncline.trace.merge.rank_file import has_rank_files, merge_folder, with_late_ranks
 from syncline.trace.span import Span
 
@@ -41,8 +42,13 @@ def load(source: str | Path | Sequence[str | Path], *, run: str | None = None, l
     """The trace in a run folder, a strategy's folder, a trace file, a folder of ranks' files, or several such files.
 
     Files of torch.profiler and Horovod timelines are read too. `run` names one strategy of a run folder with several.
-    `limits` bounds what is read from files of other tools.
+    `limits` bounds what is read from one file.
     """
+    found = _load(source, run, limits)
+    return replace(found, notes=tuple(combined(found.notes)))
+
+
+def _load(source: str | Path | Sequence[str | Path], run: str | None, limits: Limits | None) -> Trace:
     if not isinstance(source, str | Path):
         return _foreign(Path(source[0]).parent if source else Path(), import_files(source, limits=limits))
     path = Path(source)
@@ -78,7 +84,7 @@ def runs(path: Path) -> list[Path]:
 def _load_file(path: Path, limits: Limits | None) -> Trace:
     if _reader(path, limits or Limits()) is not chrome_read:
         return _foreign(path, import_files(path, limits=limits))
-    found = chrome_read.read_chrome_trace(path)
+    found = chrome_read.read_chrome_trace(path, limits=limits)
     written = found.metadata.get("notes")
     earlier = [text for text in written if isinstance(text, str)] if isinstance(written, list) else []
     found = with_late_ranks(replace(found, notes=(*earlier, *found.notes)))
@@ -139,9 +145,13 @@ def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | 
     for path in paths:
         try:
             reader = _reader(path, limits or Limits())
-            found = [trace for trace in reader.read(TraceFile(path, limits or Limits())) if trace.spans]
+            read = reader.read(TraceFile(path, limits or Limits()))
+            found = [trace for trace in read if trace.spans]
             if not found:
-                raise UsageError(f"{path} holds nothing that can be analysed: profile at least one whole training step")
+                why = "; ".join(note for trace in read for note in trace.notes)
+                raise UsageError(
+                    f"{path} holds nothing that can be analysed: {why or 'profile at least one whole training step'}"
+                )
         except UsageError as error:
             if len(paths) == 1:
                 raise
@@ -190,9 +200,8 @@ def _reader(path: Path, limits: Limits) -> ModuleType:
 def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
     """One trace from the files' ranks."""
     many = len({trace.path for trace in traces}) > 1
-    for trace in traces:
-        notes += [f"{trace.path.name}: {note}" if many else note for note in trace.notes]
     _assign_ranks(traces, notes)
+    notes += combined(f"rank {one.rank}: {note}" if many else note for one in traces for note in one.notes)
     by_rank = _unique(sorted(traces, key=lambda trace: trace.rank), notes)
     aligned = True
     if many:

@@ -59,19 +59,17 @@ class TraceFile:
         """Count a record that stays in memory; `UsageError` if there are too many."""
         self.kept += 1
         if self.kept > self.limits.spans:
-            raise self._too_many("spans")
-
-    def _too_many(self, what: str) -> UsageError:
-        most = getattr(self.limits, what)
-        return UsageError(f"{self.path} has more than {most} {what}: profile fewer steps, or raise Limits.{what}")
+            raise self.limits.exceeded(self.path, "spans", "more than {} spans")
 
     def _read(self, window: Window) -> Iterator[dict[str, Any]]:
         first = window.peek()
-        if first == "[":
-            self.array = True
-            yield from self._array(window)
-        elif first == "{":
-            yield from self._object(window)
+        if first in ("[", "{"):
+            self.array = first == "["
+            yield from self._array(window) if self.array else self._object(window)
+            if not self.cut:
+                window.check_rest()
+        elif first == "" and window.damage:
+            raise UsageError(f"{self.path} cannot be decompressed ({window.damage}): copy or export it again")
         elif first == "":
             raise UsageError(f"{self.path} is empty: export the trace again")
         else:
@@ -79,8 +77,9 @@ class TraceFile:
 
     def _object(self, window: Window) -> Iterator[dict[str, Any]]:
         window.take()
+        longest = max(_HEADER_BYTES, self.limits.event_bytes)
         while (mark := window.peek(COMMAS)) not in ("}", ""):
-            key = window.value(_HEADER_BYTES)
+            key = window.value(longest)
             if key is CUT or (mark := window.take()) == "":
                 break
             if not isinstance(key, str) or mark != ":":
@@ -90,7 +89,7 @@ class TraceFile:
                 if self.cut:
                     return
                 continue
-            value = window.value(_HEADER_BYTES)
+            value = window.value(longest)
             if value is CUT:
                 break
             if key in _KEPT:
@@ -107,7 +106,7 @@ class TraceFile:
                 return
             self.count += 1
             if self.count > self.limits.events:
-                raise self._too_many("events")
+                raise self.limits.exceeded(self.path, "events", "more than {} events")
             if isinstance(event, dict):
                 yield event
             else:

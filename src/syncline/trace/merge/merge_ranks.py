@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,27 @@ class Trace:
         for span in self.spans:
             found[span.rank].append(span)
         return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per span, in the order of starts: `start_ms` counts from the first span, `ms` is the duration."""
+        spans = sorted(self.spans, key=lambda span: (span.start, span.end))
+        origin = spans[0].start if spans else 0
+        return [
+            {
+                "rank": span.rank, "step": span.step, "lane": span.lane, "name": span.name, "unit": span.unit,
+                "group": span.group, "stream": span.stream, "start_ms": (span.start - origin) / 1e6,
+                "ms": (span.end - span.start) / 1e6, "bytes": span.bytes, "start_ns": span.start, "end_ns": span.end,
+            }
+            for span in spans
+        ]  # fmt: skip
+
+    def frame(self) -> Any:
+        """`rows()` as a pandas `DataFrame` if pandas is installed, else the list itself."""
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError:
+            return self.rows()
+        return pandas.DataFrame(self.rows())
 
     @property
     def clock_error_ns(self) -> float | None:

@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,11 +18,10 @@ from syncline.files import open_regular, parse_json, reason, writing
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
+from syncline.trace.merge.notes import rank_list
 from syncline.trace.span import MAX_TIME_NS, Span
 
 FORMAT = "syncline spans 1"
-LEFT_OUT = "rank {} did not arrive in time and is left out"
-"""The note of a trace that was written without a rank; where the rank's own file lies beside it, `load` adds it."""
 _NAME = re.compile(r"rank(\d+)\.spans\.jsonl\.gz")
 _MAX_LINE_BYTES, _MAX_FILE_BYTES, _MAX_SPANS = 1 << 16, 1 << 28, 1_000_000
 _SLACK_S = 60.0  # between the end of a recording and the writing of its files
@@ -72,14 +71,12 @@ def write_rank_file(part: Part, folder: Path, *, world_size: int) -> Path:
 def read_rank_file(path: Path) -> RankFile:
     """Read one rank's spans; `ValueError` where not even the head can be read."""
     with open_regular(path) as raw:
-        lines = _lines(raw)
-        head = _head(next(lines, None))
+        lines = _Lines()
+        texts = lines.read(raw)
+        head = _head(next(texts, None), lines.problem)
         spans: list[Span] = []
         problem = ""
-        text: str | None = ""
-        for text in lines:
-            if text is None:
-                break
+        for text in texts:
             try:
                 spans.append(Span.from_untrusted_row(head["rank"], parse_json(text)))
             except ValueError as error:
@@ -88,8 +85,8 @@ def read_rank_file(path: Path) -> RankFile:
             if len(spans) == _MAX_SPANS and len(spans) < head["spans"]:
                 problem = f"has more than {_MAX_SPANS:,} spans: the rest is left out"
                 break
-    if not problem and (text is None or len(spans) < head["spans"]):
-        problem = f"is truncated: {len(spans)} of {head['spans']} spans are read"
+    if not problem and (lines.problem or len(spans) < head["spans"]):
+        problem = f"{lines.problem or 'is cut off'}: {len(spans)} of {head['spans']} spans are read"
     clock = Clock(**head["clock"]) if head["clock"] else None
     part = Part(head["rank"], spans, head["host"], node=head["node"], clock=clock)
     return RankFile(part, head["world_size"], problem)
@@ -132,24 +129,27 @@ def merge_folder(folder: Path, *, since: float = 0.0) -> Trace:
     return replace(merged, notes=(*notes, *merged.notes), path=folder)
 
 
+def missing_note(ranks: Sequence[int]) -> str:
+    """The note of a trace that was written without these ranks."""
+    return f"{rank_list(ranks)} did not arrive in time: not in this trace"
+
+
 def with_late_ranks(trace: Trace) -> Trace:
     """A trace that was written without some ranks, merged with the files that those ranks wrote into its folder."""
-    missing = trace.metadata.get("missing")
-    folder = trace.path.parent
-    if not isinstance(missing, list) or not any(
-        type(rank) is int and (folder / rank_file_name(rank)).is_file() for rank in missing
-    ):
-        return trace
-    lasted = max(span.end for span in trace.spans) - min(span.start for span in trace.spans)
-    merged = merge_folder(folder, since=trace.path.stat().st_mtime - lasted / 1e9 - _SLACK_S)
-    if not set(merged.ranks) > set(trace.ranks):
-        return trace
-    added = sorted(set(merged.ranks) - set(trace.ranks))
-    outdated = {LEFT_OUT.format(rank) for rank in added}
-    notes = [f"{rank_file_name(rank)} beside the trace was merged with it" for rank in added]
-    metadata = {**trace.metadata, "missing": [rank for rank in missing if rank not in added], **merged.metadata}
-    kept = [note for note in trace.notes if note not in outdated and note not in merged.notes]
-    return replace(merged, metadata=metadata, notes=(*kept, *notes, *merged.notes), path=trace.path)
+    listed = trace.metadata.get("missing")
+    missing = [rank for rank in listed if type(rank) is int] if isinstance(listed, list) else []
+    folder, notes = trace.path.parent, list(trace.notes)
+    if any((folder / rank_file_name(rank)).is_file() for rank in missing):
+        lasted = max(span.end for span in trace.spans) - min(span.start for span in trace.spans)
+        merged = merge_folder(folder, since=trace.path.stat().st_mtime - lasted / 1e9 - _SLACK_S)
+        added = [rank for rank in missing if rank in merged.ranks]
+        if added and set(merged.ranks) >= set(trace.ranks):
+            missing = [rank for rank in missing if rank not in added]
+            metadata = {**trace.metadata, "missing": missing, **merged.metadata}
+            trace = replace(merged, metadata=metadata, path=trace.path)
+            notes += [f"{rank_file_name(rank)} beside the trace was merged with it" for rank in added]
+    notes += [missing_note(missing)] if missing else []
+    return replace(trace, notes=tuple(notes))
 
 
 def has_rank_files(folder: Path) -> bool:
@@ -157,24 +157,35 @@ def has_rank_files(folder: Path) -> bool:
     return any(_NAME.fullmatch(path.name) for path in folder.iterdir())
 
 
-def _lines(raw: BinaryIO) -> Iterator[str | None]:
-    """The lines of a file; None where it ends inside a line or cannot be decompressed further."""
-    try:
-        with gzip.open(raw) as file:
-            left = _MAX_FILE_BYTES
-            while line := file.readline(_MAX_LINE_BYTES):
-                left -= len(line)
-                if left < 0 or not line.endswith(b"\n"):
-                    yield None
-                    return
-                yield line.decode()
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError):
-        yield None
+class _Lines:
+    """The lines of a file. `problem` says why they end early, in words that follow the file's name."""
+
+    problem = ""
+
+    def read(self, raw: BinaryIO) -> Iterator[str]:
+        try:
+            with gzip.open(raw) as file:
+                left = _MAX_FILE_BYTES
+                while line := file.readline(_MAX_LINE_BYTES):
+                    left -= len(line)
+                    if left < 0:
+                        self.problem = f"has more than {_MAX_FILE_BYTES:,} bytes"
+                    elif not line.endswith(b"\n"):
+                        self.problem = "is cut off" if len(line) < _MAX_LINE_BYTES else "has a line that is too long"
+                    if self.problem:
+                        return
+                    yield line.decode()
+        except EOFError:
+            self.problem = "is cut off"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            self.problem = f"is damaged ({error})"
+        except UnicodeDecodeError:
+            self.problem = "is damaged (it is not text in UTF-8)"
 
 
-def _head(text: str | None) -> Mapping[str, Any]:
+def _head(text: str | None, problem: str) -> Mapping[str, Any]:
     if text is None:
-        raise ValueError("the first line is missing")
+        raise ValueError(f"it {problem}" if problem else "the first line is missing")
     head = parse_json(text)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError(f"the first line does not say '{FORMAT}'")

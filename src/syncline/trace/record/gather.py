@@ -22,7 +22,8 @@ from syncline.files import reason
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock, measure_clocks
 from syncline.trace.merge.merge_ranks import Part, merge
-from syncline.trace.merge.rank_file import LEFT_OUT, rank_file_name, write_rank_file
+from syncline.trace.merge.notes import combined
+from syncline.trace.merge.rank_file import missing_note, rank_file_name, write_rank_file
 from syncline.trace.record.crash_watch import announce_crash
 from syncline.trace.span import Span
 
@@ -78,10 +79,9 @@ def write_trace(
     merged = merge([recording.part for recording in recordings])
     present = {recording.part.rank for recording in recordings}
     missing = [rank for rank in range(world_size) if rank not in present]
-    notes = [LEFT_OUT.format(rank) for rank in missing]
-    notes += [f"rank {one.part.rank} ended with an error: {one.error}" for one in recordings if one.error]
+    notes = [f"rank {one.part.rank} ended with an error: {one.error}" for one in recordings if one.error]
     notes += [f"rank {one.part.rank}: {text}" for one in recordings for text in one.notes]
-    notes += merged.notes
+    notes = combined([*notes, *merged.notes])
     if len({recording.part.host for recording in recordings}) > 1 and merged.clock_error_ns is not None:
         notes.append(
             "the clocks of the hosts were measured once, at the end of the recording: earlier drift is not corrected"
@@ -97,7 +97,7 @@ def write_trace(
         write_chrome_trace(replace(merged, metadata=metadata), target)
 
     written, more_notes = _write_somewhere(write, path)
-    return WrittenTrace(written, (*notes, *more_notes))
+    return WrittenTrace(written, (*([missing_note(missing)] if missing else []), *notes, *more_notes))
 
 
 def keep_rank_file(part: Part, path: Path, *, world_size: int) -> Path:
