@@ -142,10 +142,11 @@ def test_a_script_that_does_not_import_syncline_is_recorded_by_the_hook(tmp_path
 def test_the_run_command_sets_the_variables_and_becomes_the_script(monkeypatch, arguments, command, every):
     called = []
     monkeypatch.setattr(sys, "argv", ["syncline.trace", "run", *arguments])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-m", "syncline.trace", "run", *arguments])
     monkeypatch.setattr(os, "execv", lambda *given: called.append(given))
     monkeypatch.setattr(os, "environ", {"PYTHONPATH": "theirs"})
     run_command.main()
-    assert called == [(sys.executable, [sys.executable, *command])]
+    assert called == [(sys.executable, [sys.executable, "-u", *command])]
     hook = str(Path(at_startup.__file__).parent)
     expected = {"PYTHONPATH": f"{hook}:theirs", "SYNCLINE_TRACE": "here" if every else "syncline-trace"}
     assert os.environ == expected | ({"SYNCLINE_TRACE_EVERY": every} if every else {})

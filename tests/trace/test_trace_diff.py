@@ -1,12 +1,14 @@
 """Comparison of two traces: figures, intervals, and the exit code of a gate."""
 
 import json
+import random
 
 import diff_traces
 import pytest
+from diff_traces import MS
 
 from syncline.errors import UsageError
-from syncline.trace import PHASES, Trace
+from syncline.trace import PHASES, Span, Trace
 from syncline.trace.analysis.bootstrap import draws, interval
 from syncline.trace.analysis.diff import FEWEST, FORMAT, diff, side
 
@@ -142,7 +144,7 @@ def test_the_result_is_deterministic_plain_data():
     assert json.loads(json.dumps(told[0])) == told[0]
     assert told[0]["format"] == FORMAT
     assert set(told[0]) == {
-        "format", "verdict", "confidence", "threshold", "a", "b", "step", "slow_steps", "phases", "units",
+        "format", "verdict", "confidence", "threshold", "a", "b", "step", "slow_steps", "phases", "operators", "units",
         "notes",
     }  # fmt: skip
     assert set(told[0]["step"]) == {"a_ms", "b_ms", "interval_ms", "difference_ms", "ratio", "significant"}
@@ -156,3 +158,36 @@ def test_thousands_of_steps_are_fast():
     low, high = interval(draws(rows, seed=1)[:, 0], confidence=0.95)
     assert low < 3 < high
     assert high - low < 0.2
+
+
+def _operators(mm, *, on_gpu, seed):
+    """Steps of two operators, as kernels of a GPU or as ops of the host; one rank."""
+    numbers, spans, host = random.Random(seed), [], []
+    for step in range(20):
+        at = 30 * step * MS
+        lengths = {
+            "aten::mm": round((mm + numbers.gauss(0, 0.1)) * MS),
+            "aten::relu": round(numbers.gauss(3, 0.05) * MS),
+        }
+        for name, length in lengths.items():
+            kernel = (
+                {"name": f"kernel of {name}", "unit": name, "stream": "7"}
+                if on_gpu
+                else {"name": "forward", "unit": ""}
+            )
+            spans.append(Span(rank=0, lane="forward", step=step, start=at, end=at + length, **kernel))
+            host.append([step, name, length])
+            at += length
+        spans.append(Span(0, "step", "step", "", step, 30 * step * MS, at))
+    return Trace.of(spans, metadata={} if on_gpu else {"operators": {"0": host}})
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_operator_that_became_slower_is_named(on_gpu):
+    result = diff(side(_operators(10.0, on_gpu=on_gpu, seed=1)), side(_operators(12.0, on_gpu=on_gpu, seed=2)))
+    assert list(result.operators) == ["aten::mm", "aten::relu"]
+    slower, same = result.operators.values()
+    assert slower.difference_ms == pytest.approx(2.0, abs=0.2)
+    assert (slower.significant, same.significant) == (True, False)
+    assert result.sentence.endswith(f"by operator in aten::mm ({slower.difference_ms:+.2f} ms)")
+    assert result.as_json()["operators"]["aten::mm"]["ratio"] == pytest.approx(1.2, abs=0.02)

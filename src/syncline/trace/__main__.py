@@ -29,7 +29,9 @@ def main() -> None:
     os.environ[PATH] = given.out
     if given.every is not None:
         os.environ[EVERY] = str(given.every)
-    os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the user's own command
+    asked = sys.orig_argv
+    flags = asked[1 : asked.index("-m")] if "-m" in asked else []  # such as the -u of torchrun
+    os.execv(sys.executable, [sys.executable, *flags, *command])  # noqa: S606 - the user's own command
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

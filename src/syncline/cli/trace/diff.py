@@ -1,4 +1,4 @@
-"""`syncline trace diff`: compare the steps of two traces, phase by phase, for people and for CI."""
+"""`syncline trace diff`: compare the steps of two traces by phase and by operator, for people and for CI."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def diff(
     limit: LimitOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
 ) -> None:
-    """Compare two traces, phase by phase, with confidence intervals.
+    """Compare two traces by phase, operator and unit, with confidence intervals.
 
     The exit code is 0 if B is not slower, 1 if it is slower by more than chance and the threshold allow, and 2 if
     the traces cannot be read or hold too few steps to tell.
@@ -71,7 +71,7 @@ def _text(result: Diff) -> str:
     lines += [f"note: {text}" for text in result.notes]
     lines += [f"note: {name}: {text}" for name, one in sides.items() for text in one.analysis.notes]
     changes = {"step": result.step, "with slow steps": result.slow_steps, **result.phases}
-    rows = [_cells(name, change) for name, change in changes.items() if change.a_ms or change.b_ms]
+    rows = [_cells(name.replace("_", " "), change) for name, change in changes.items() if change.a_ms or change.b_ms]
     lines += ["", text_table(("ms per step", "A", "B", "B - A", "95% interval", "B / A", ""), rows, left=(0, 6)), ""]
     pairs = {
         "communication hidden": [percent(one.analysis.communication) for one in sides.values()],
@@ -80,6 +80,10 @@ def _text(result: Diff) -> str:
     }
     known = [[name, *figures] for name, figures in pairs.items() if figures != [NONE, NONE]]
     lines += [text_table(("", *sides), known), ""]
+    if result.operators:
+        rows = [_cells(one_line(name), change) for name, change in result.operators.items()]
+        headings = ("operators that changed most, ms", "A", "B", "B - A", "95% interval", "B / A", "")
+        lines += [text_table(headings, rows, left=(0, 6)), ""]
     if result.units:
         units = [
             [one_line(f"{row['name']} {row['unit']}"), *(_ms(row[key]) for key in _UNIT_KEYS)] for row in result.units
@@ -99,7 +103,7 @@ def _cells(name: str, change: Change) -> list[str]:
     ratio = NONE if change.ratio is None else f"{change.ratio:.2f}"
     mark = "" if not change.significant else "slower" if change.difference_ms > 0 else "faster"
     difference = f"{change.difference_ms:+.2f}"
-    return [name.replace("_", " "), _ms(change.a_ms), _ms(change.b_ms), difference, between, ratio, mark]
+    return [name, _ms(change.a_ms), _ms(change.b_ms), difference, between, ratio, mark]
 
 
 def _ms(value: float | None) -> str:

@@ -1,10 +1,10 @@
-"""Comparison of two traces, phase by phase: the difference per step and its confidence interval.
+"""Comparison of two traces by phase and by operator: the difference per step and its confidence interval.
 
 Figures are of steady steps, the mean over ranks, without the slowest and the fastest tenth of the steps, so that a
 single odd step hides nothing. A second mean leaves out only the slowest few, to show what happens in every tenth step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from syncline.errors import UsageError
 from syncline.stats import mean, median_mean_p95
 from syncline.trace.analysis.analyze import Analysis, analyze
 from syncline.trace.analysis.bootstrap import STRAY, TRIM, draws, interval, trimmed
+from syncline.trace.analysis.operators import operator_series
 from syncline.trace.analysis.steps import prepare
 from syncline.trace.analysis.units import UnitRow
 from syncline.trace.merge.merge_ranks import Trace
@@ -22,7 +23,8 @@ CONFIDENCE = 0.95
 FEWEST = 8
 """The least number of steady steps of each trace for a confidence interval."""
 THRESHOLD = 0.05
-_UNITS = 8
+_UNITS = _OPERATORS = 8
+_NAMED = 0.5  # of the step's difference: an operator with this much is named in the sentence
 _SEEDS = 20_011, 20_021
 
 
@@ -35,6 +37,8 @@ class Side:
     steps: tuple[int, ...]
     rows: tuple[tuple[float, ...], ...]
     bytes: float
+    operators: Mapping[str, Sequence[float]]
+    """By operator: its ms in each of the steps."""
 
     def as_json(self) -> dict[str, Any]:
         """As in `Diff.as_json`."""
@@ -96,6 +100,8 @@ class Diff:
     slow_steps: Change
     """The step again, in a mean that includes slow steps."""
     phases: Mapping[str, Change]
+    operators: Mapping[str, Change]
+    """Those that changed most."""
     units: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
 
@@ -137,7 +143,13 @@ class Diff:
         if self.kind == "same":
             return f"B is {word}, by no more than {self.threshold:.0%}: {step}"
         most = max(self.phases, key=lambda phase: self.phases[phase].difference_ms * (1 if word == "slower" else -1))
-        return f"B is {word}: {step}; most of it in {most} ({self.phases[most].difference_ms:+.2f} ms)"
+        text = f"B is {word}: {step}; most of it in {most} ({self.phases[most].difference_ms:+.2f} ms)"
+        name, change = next(iter(self.operators.items()), ("", None))
+        if change is None or name == most or not change.significant:
+            return text
+        if abs(change.difference_ms) < _NAMED * abs(step.difference_ms):
+            return text
+        return f"{text}, and by operator in {name} ({change.difference_ms:+.2f} ms)"
 
     def as_json(self) -> dict[str, Any]:
         """Stable: fields are added, never renamed."""
@@ -151,6 +163,7 @@ class Diff:
             "step": self.step.as_json(),
             "slow_steps": self.slow_steps.as_json(),
             "phases": {phase: change.as_json() for phase, change in self.phases.items()},
+            "operators": {name: change.as_json() for name, change in self.operators.items()},
             "units": list(self.units),
             "notes": list(self.notes),
         }
@@ -173,7 +186,8 @@ def side(trace: Trace, *, source: str = "") -> Side:
         of_ranks = [prepared.phase(phase, rank, steady) for rank in prepared.ranks]
         columns.append([mean(values) for values in zip(*of_ranks, strict=True)])
     sent = analysis.network.bytes if analysis.network is not None else 0.0
-    return Side(analysis, source, steady, tuple(zip(*columns, strict=True)), sent)
+    operators = operator_series(prepared, steady, trace.metadata)
+    return Side(analysis, source, steady, tuple(zip(*columns, strict=True)), sent, operators)
 
 
 def diff(a: Side, b: Side, *, threshold: float = THRESHOLD) -> Diff:
@@ -183,7 +197,8 @@ def diff(a: Side, b: Side, *, threshold: float = THRESHOLD) -> Diff:
     changes = _changes(a.rows, b.rows, TRIM)
     (slow,) = _changes([row[:1] for row in a.rows], [row[:1] for row in b.rows], STRAY)
     phases = dict(zip(PHASES, changes[1:], strict=True))
-    return Diff(a, b, threshold, changes[0], slow, phases, _units(a.analysis.units, b.analysis.units), _notes(a, b))
+    units = _units(a.analysis.units, b.analysis.units)
+    return Diff(a, b, threshold, changes[0], slow, phases, _operators(a, b), units, _notes(a, b))
 
 
 def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: float) -> list[Change]:
@@ -194,6 +209,24 @@ def _changes(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], trim: f
         drawn = draws(b, seed=_SEEDS[1], trim=trim) - draws(a, seed=_SEEDS[0], trim=trim)
         between = [interval(drawn[:, column], confidence=CONFIDENCE) for column in range(drawn.shape[1])]
     return [Change(*three) for three in zip(before, after, between, strict=True)]
+
+
+def _operators(a: Side, b: Side) -> dict[str, Change]:
+    """The operators that changed most, the largest change first; one that a side lacks takes no time there."""
+    names = sorted({*a.operators, *b.operators})
+    if not a.rows or not b.rows or not names:
+        return {}
+
+    def tables(chosen: Sequence[str]) -> Iterator[list[tuple[float, ...]]]:
+        for one in (a, b):
+            missing = [0.0] * len(one.rows)
+            columns = [[row[0] for row in one.rows], *(one.operators.get(name, missing) for name in chosen)]
+            yield list(zip(*columns, strict=True))
+
+    before, after = (trimmed(table, trim=TRIM)[1:] for table in tables(names))
+    moved = {name: abs(y - x) for name, x, y in zip(names, before, after, strict=True) if x or y}
+    chosen = sorted(moved, key=lambda name: -moved[name])[:_OPERATORS]
+    return dict(zip(chosen, _changes(*tables(chosen), TRIM)[1:], strict=True))
 
 
 def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], ...]:

@@ -139,16 +139,19 @@ class Recording:
 
     def _publish(self, hooks: LoopHooks, error: BaseException | None, *, peer_failed: bool = False) -> None:
         """Write the trace, once: when the recording stops, or in another thread when a peer has failed."""
-        with self._publishing:
-            if self._published:
-                return
-            self._published = True
-            try:
+        if not self._publishing.acquire(timeout=self.timeout_s + _ERROR_TIMEOUT_S):
+            _log.warning("syncline: the trace is not written yet: another thread still waits for the GPU")
+            return
+        try:
+            if not self._published:
+                self._published = True
                 self.written = self._write(self._finish(hooks, error, peer_failed=peer_failed), hooks)
                 for text in self.written.notes:
                     _log.warning("syncline: trace: %s", text)
-            except Exception as second:
-                _log.warning("syncline: the trace was not written: %s: %s", type(second).__name__, first_line(second))
+        except Exception as second:
+            _log.warning("syncline: the trace was not written: %s: %s", type(second).__name__, first_line(second))
+        finally:
+            self._publishing.release()
 
     def _finish(self, hooks: LoopHooks, error: BaseException | None, *, peer_failed: bool) -> RankRecording:
         """This rank's spans and metadata."""

@@ -104,7 +104,8 @@ def recording(
     try:
         yield started
     except BaseException as error:
-        started.stop(error)
+        left = isinstance(error, SystemExit) and not error.code
+        started.stop(None if left else error)
         raise
     started.stop()
 
