@@ -358,6 +358,26 @@ def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path) 
         assert sums == {phase: ns for phase, ns in wanted.items() if ns}, (rank, step)
 
 
+def test_streams_and_process_groups_have_tracks_of_their_own(visit_file: Any, tmp_path: Path) -> None:
+    ms = 1_000_000
+    spans = [Span(0, "step", "step", "", 0, 0, 10 * ms)]
+    for stream, start in (("7", 0), ("13", 3)):
+        spans.append(Span(0, "forward", "gemm", "aten::mm", 0, start * ms, (start + 5) * ms, stream=stream))
+    for group, start in (("tp (ranks 0-1)", 1), ("dp (ranks 0, 2)", 4)):
+        spans.append(Span(0, "exchange", "all-reduce", "", 0, start * ms, (start + 4) * ms, 800, group, "20"))
+    made = panel(Trace.of(spans, path=tmp_path, split=False), label="mesh")
+    (tmp_path / "t.html").write_text(render_view([made], title="mesh", source="t"), encoding="utf-8")
+    page = visit_file(tmp_path / "t.html")
+    opened(page)
+    tracks = page.evaluate("Syncline.timelines.get(0).layout().groups[0].tracks.map((track) => track.label)")
+    assert tracks == [
+        "step", "forward, stream 13", "forward, stream 7", "exchange, group dp (ranks 0, 2), stream 20",
+        "exchange, group tp (ranks 0-1), stream 20",
+    ]  # fmt: skip
+    canvas(page).hover(position=spot(page, "exchange"))
+    assert "group dp (ranks 0, 2), stream 20" in page.locator(".timeline .readout.on").inner_text()
+
+
 def test_hostile_names_are_inert(visit_file: Any, tmp_path: Path) -> None:
     hostile = "</script><script>window.owned=1</script><img src=x onerror='window.owned=1'>"
     names = [hostile, "\"'><b>&amp;", "\u202eright to left\u2066", "__proto__", "constructor", "a" * 5000, "{{7*7}}"]
