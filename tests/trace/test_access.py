@@ -52,5 +52,5 @@ def test_a_note_of_several_ranks_is_said_once(tmp_path):
         kineto(tmp_path / f"rank{rank}.json", events, rank=rank, world=4)
     notes = load(tmp_path).notes
     assert len([note for note in notes if "no collectives" in note]) == 1
-    assert any(note.startswith("ranks 0 to 3: it holds no collectives") for note in notes)
-    assert len([note for note in notes if "1 to 4" in note and note.startswith("ranks 0 to 3: ")]) == 1
+    assert any(note.startswith("ranks 0-3: it holds no collectives") for note in notes)
+    assert len([note for note in notes if "1 to 4" in note and note.startswith("ranks 0-3: ")]) == 1

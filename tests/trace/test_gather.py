@@ -44,7 +44,7 @@ def test_a_rank_that_comes_too_late_is_merged_when_the_trace_is_loaded(tmp_path)
     write_rank_file(recording_of(1).part, tmp_path, world_size=3)
     os.utime(tmp_path / "rank1.spans.jsonl.gz", (1e9, 1e9))
     written = receive(recording_of(0), HashStore(), path, world=3, timeout_s=0.05, metadata={"strategy": "ddp"})
-    assert written.notes == ("ranks 1 and 2 did not arrive in time: not in this trace",)
+    assert written.notes == ("ranks 1-2 did not arrive in time: not in this trace",)
     assert load(path).notes[0] == written.notes[0]
     assert load(path).ranks == (0,), "the file of an earlier recording is not of this one"
     write_rank_file(recording_of(1).part, tmp_path, world_size=3)

@@ -104,7 +104,7 @@ def test_the_environment_variable_is_enough(tmp_path, kind, steps):
 def test_after_a_crash_the_trace_is_still_written(tmp_path):
     assert run_ranks(crashing, 2, str(tmp_path), (0, 1)) == [("the batch is broken", True)] * 2
     source = load(tmp_path)
-    assert source.notes == ("ranks 0 and 1 ended with an error: ValueError: the batch is broken",)
+    assert source.notes == ("ranks 0-1 ended with an error: ValueError: the batch is broken",)
     for rank in (0, 1):
         assert [s.step for s in sorted(spans_of(source, rank, "step"), key=lambda s: s.start)] == [0, 1, 2]
 

@@ -4,6 +4,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from syncline.trace.span import rank_list
+
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?![\w.]*[A-Za-z_])")
 _RANK = re.compile(r"\brank $")
 
@@ -12,7 +14,7 @@ def combined(notes: Iterable[str]) -> list[str]:
     """The notes in their order; several that differ only in numbers are one note with ranges.
 
     >>> combined(["rank 0: 3 spans are left out", "rank 1: 5 spans are left out", "clocks agree"])
-    ['ranks 0 and 1: 3 to 5 spans are left out', 'clocks agree']
+    ['ranks 0-1: 3 to 5 spans are left out', 'clocks agree']
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for note in dict.fromkeys(notes):
@@ -20,18 +22,13 @@ def combined(notes: Iterable[str]) -> list[str]:
     return [_one(of) for of in groups.values()]
 
 
-def rank_list(ranks: Iterable[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
     """Ranks in words.
 
-    >>> rank_list([3]), rank_list([0, 1]), rank_list(range(8)), rank_list([0, 2, 5])
-    ('rank 3', 'ranks 0 and 1', 'ranks 0 to 7', 'ranks 0, 2 and 5')
+    >>> named_ranks([3]), named_ranks([0, 1, 2, 5])
+    ('rank 3', 'ranks 0-2, 5')
     """
-    known = sorted(set(ranks))
-    if len(known) == 1:
-        return f"rank {known[0]}"
-    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
-        return f"ranks {known[0]} to {known[-1]}"
-    return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
+    return f"rank{'' if len(set(ranks)) == 1 else 's'} {rank_list(ranks)}"
 
 
 def _one(notes: Sequence[str]) -> str:
@@ -45,7 +42,7 @@ def _one(notes: Sequence[str]) -> str:
         if len(set(column)) == 1:
             words += column[0]
         elif _RANK.search(words):
-            words = _RANK.sub("", words) + rank_list(int(number.replace(",", "")) for number in column)
+            words = _RANK.sub("", words) + named_ranks([int(number.replace(",", "")) for number in column])
         else:
             ordered = sorted(column, key=lambda number: float(number.replace(",", "")))
             words += f"{ordered[0]} to {ordered[-1]}"

@@ -18,7 +18,7 @@ from syncline.files import open_regular, parse_json, reason, writing
 from syncline.trace.merge.clocks import Clock
 from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
-from syncline.trace.merge.notes import rank_list
+from syncline.trace.merge.notes import named_ranks
 from syncline.trace.span import MAX_TIME_NS, Span
 
 FORMAT = "syncline spans 1"
@@ -131,7 +131,7 @@ def merge_folder(folder: Path, *, since: float = 0.0) -> Trace:
 
 def missing_note(ranks: Sequence[int]) -> str:
     """The note of a trace that was written without these ranks."""
-    return f"{rank_list(ranks)} did not arrive in time: not in this trace"
+    return f"{named_ranks(ranks)} did not arrive in time: not in this trace"
 
 
 def with_late_ranks(trace: Trace) -> Trace:
