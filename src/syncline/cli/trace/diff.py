@@ -82,8 +82,8 @@ def _text(result: Diff) -> str:
     lines += [text_table(("", *sides), known), ""]
     if result.operators:
         rows = [_cells(one_line(name), change) for name, change in result.operators.items()]
-        headings = ("operators that changed most, ms", "A", "B", "B - A", "95% interval", "B / A", "")
-        lines += [text_table(headings, rows, left=(0, 6)), ""]
+        titles = ("operators that changed most, ms", "A", "B", "B - A", "95% interval", "B / A", "")
+        lines += [text_table(titles, rows, left=(0, 6)), ""]
     if result.units:
         units = [
             [one_line(f"{row['name']} {row['unit']}"), *(_ms(row[key]) for key in _UNIT_KEYS)] for row in result.units

@@ -4,7 +4,7 @@ Figures are of steady steps, the mean over ranks, without the slowest and the fa
 single odd step hides nothing. A second mean leaves out only the slowest few, to show what happens in every tenth step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -217,16 +217,15 @@ def _operators(a: Side, b: Side) -> dict[str, Change]:
     if not a.rows or not b.rows or not names:
         return {}
 
-    def tables(chosen: Sequence[str]) -> Iterator[list[tuple[float, ...]]]:
-        for one in (a, b):
-            missing = [0.0] * len(one.rows)
-            columns = [[row[0] for row in one.rows], *(one.operators.get(name, missing) for name in chosen)]
-            yield list(zip(*columns, strict=True))
+    def table(one: Side, chosen: Sequence[str]) -> list[tuple[float, ...]]:
+        missing = [0.0] * len(one.rows)
+        columns = [[row[0] for row in one.rows], *(one.operators.get(name, missing) for name in chosen)]
+        return list(zip(*columns, strict=True))
 
-    before, after = (trimmed(table, trim=TRIM)[1:] for table in tables(names))
+    before, after = (trimmed(table(one, names), trim=TRIM)[1:] for one in (a, b))
     moved = {name: abs(y - x) for name, x, y in zip(names, before, after, strict=True) if x or y}
     chosen = sorted(moved, key=lambda name: -moved[name])[:_OPERATORS]
-    return dict(zip(chosen, _changes(*tables(chosen), TRIM)[1:], strict=True))
+    return dict(zip(chosen, _changes(table(a, chosen), table(b, chosen), TRIM)[1:], strict=True))
 
 
 def _units(a: Sequence[UnitRow], b: Sequence[UnitRow]) -> tuple[dict[str, Any], ...]:

@@ -15,7 +15,7 @@ from syncline.wording import plural
 KIND = "syncline"
 """The name of this format."""
 
-_LANES = frozenset({*LANES, STEP})
+_LANES = (*LANES, STEP)  # no set: a file may have anything in its place, which may not be hashable
 
 
 def recognises(file: TraceFile, event: dict[str, Any]) -> bool:
