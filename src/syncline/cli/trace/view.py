@@ -92,7 +92,7 @@ def _page(sources: Sequence[Trace], *, path: Path, steps: Steps | None, notes: S
     for index, source in enumerate(sources):
         label = folder_label(source.path, source.metadata)
         made = panel(source, label=label, limit=LIMIT // len(sources), steps=steps)
-        panels.append(made.placed(label, index) if len(sources) > 1 else made)
+        panels.append(made.placed(label, index, index) if len(sources) > 1 else made)
     kind = sources[0].metadata.get("imported")
     name = panels[0].label if len(panels) == 1 else real_path(path).name
     title = f"{name}: timeline" + (f" of {kind}" if isinstance(kind, str) else "")
