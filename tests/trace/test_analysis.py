@@ -161,7 +161,9 @@ def test_missing_content_is_noted():
     assert any("no compute" in note for note in told.notes)
     assert (told.bound.bound_ms, told.bound.distance, told.communication) == (None, None, None)
     uneven = [span("step", 0, 9), span("step", 10, 19, step=1), span("step", 0, 9, rank=1)]
-    assert any("1 steps are not there on every rank" in note for note in analyze(Trace.of(uneven, split=False)).notes)
+    assert any(
+        "1 step that not every rank has: left out" in note for note in analyze(Trace.of(uneven, split=False)).notes
+    )
     with pytest.raises(UsageError, match="no steps"):
         analyze(Trace.of([], split=False))
 

@@ -12,7 +12,7 @@ from trace_files import GLOO, NCCL, device_work, hidden_share, host, kernel, kin
 from syncline.errors import UsageError
 from syncline.trace import Span, Trace, overlap, partition
 from syncline.trace.formats.chrome_write import write_chrome_trace
-from syncline.trace.formats.load import import_files
+from syncline.trace.formats.load import import_files, load
 
 COMPUTE = ("forward", "backward", "update")
 
@@ -121,7 +121,7 @@ def test_a_truncated_or_missing_rank_is_reported_and_the_rest_loaded(tmp_path):
     assert "gloo-rank1.json.gz ends after" in told
     assert "compressed data ends early" in told
     assert "other.json is not a trace of torch.profiler, horovod, syncline" in told
-    assert "of 2 ranks, 1 have no trace here: 1" in told
+    assert "of 2 ranks, 1 has no trace here: 1" in told
     with pytest.raises(UsageError, match="export it again"):
         import_files(tmp_path / "gloo-rank1.json.gz")
 
@@ -205,6 +205,40 @@ def test_a_trace_without_steps_is_one_step_and_says_so(tmp_path):
     assert lanes(found.spans[0]) == [("step", 0, 25), ("forward", 0, 4), ("update", 15, 25)]
     assert any("no ProfilerStep ranges" in note for note in found.notes)
     assert any("no collectives" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("path", [GLOO[0], GLOO[1], NCCL[0], NCCL[1]], ids=lambda path: path.name)
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_steps_of_a_real_run_are_found_without_their_marks(tmp_path, path, optimizer):
+    content = raw(path)
+    left_out = ("ProfilerStep#",) if optimizer else ("ProfilerStep#", "Optimizer.")
+    kept = [event for event in content["traceEvents"] if not str(event.get("name")).startswith(left_out)]
+    (tmp_path / "t.json").write_text(json.dumps({**content, "traceEvents": kept}))
+    (marked,), (found,) = import_files(path).spans.values(), import_files(tmp_path / "t.json").spans.values()
+    true, guessed = ([(s.start, s.end) for s in spans if s.lane == "step"] for spans in (marked, found))
+    assert len(guessed) in (len(true), len(true) - 1), "the last step may have no end"
+    for (start, end), (begin, until) in zip(guessed, true, strict=False):
+        assert min(end, until) - max(start, begin) > 0.6 * (until - begin)
+    assert any("steps were found by the work that repeats" in note for note in import_files(tmp_path / "t.json").notes)
+
+
+def test_events_without_a_sound_time_are_the_stated_reason(tmp_path):
+    step, op = host("ProfilerStep#0", 0, 99, cat="user_annotation"), host("aten::mm", 5, 9)
+    wrong = [{**op, "ts": None}, {**op, "ts": 1e300}, {**op, "dur": -5}, {**op, "ts": "12"}]
+    found = import_files(kineto(tmp_path / "t.json", [step, op, *wrong]))
+    assert "4 events with a missing, negative or impossible time: left out" in found.notes
+    with pytest.raises(
+        UsageError, match=r"nothing that can be analysed: .*4 events with a missing, negative or impossible"
+    ):
+        import_files(kineto(tmp_path / "t.json", wrong))
+
+
+def test_operators_of_the_host_are_kept_by_step():
+    trace = load(GLOO)
+    rows = trace.metadata["operators"]["0"]
+    assert {step for step, _, _ in rows} <= {3, 4, 5}
+    assert {"aten::linear", "aten::relu"} & {name for _, name, _ in rows}
+    assert all(ns > 0 for _, _, ns in rows)
 
 
 def test_files_without_a_rank_get_one_from_name_or_process(tmp_path):

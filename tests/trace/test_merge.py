@@ -127,7 +127,7 @@ def test_a_truncated_file_gives_the_spans_it_holds(folder, share):
     first, cut, last = counts(merged)
     assert (first, last) == (200, 200)
     assert 0 <= cut <= 200
-    assert f"rank1.spans.jsonl.gz is cut off: {cut} of 200 spans are read" in merged.notes
+    assert f"rank1.spans.jsonl.gz is cut off: {cut} of 200 spans can be read" in merged.notes
 
 
 def test_a_damaged_file_is_not_called_truncated(folder):
@@ -154,7 +154,7 @@ def test_a_broken_line_ends_the_file(folder):
     path.write_bytes(gzip.compress(b"".join(lines)))
     merged = merge_folder(folder)
     assert counts(merged)[1] == 9
-    assert "is broken in line 11 (a value is missing or has the wrong type): 9 spans are kept" in merged.notes[0]
+    assert "is broken in line 11 (a value is missing or has the wrong type), after 9 spans" in merged.notes[0]
 
 
 def test_a_rank_with_two_files_counts_once(folder):

@@ -23,6 +23,7 @@ from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
 from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import PHASES, STEP
+from syncline.wording import plural
 
 FORMAT = "syncline analysis 1"
 _ROWS = 4000
@@ -231,4 +232,4 @@ def _whole_from(trace: Trace) -> tuple[int, list[str]]:
         if span.lane != STEP:
             first[span.rank] = min(span.step, first.get(span.rank, span.step))
     whole = max(first.values(), default=-1) + 1
-    return whole, [f"the recorder was full and dropped {dropped:,} spans: steps before {whole} are left out"]
+    return whole, [f"the recorder was full and dropped {plural(dropped, 'span')}: steps before {whole} are left out"]

@@ -46,7 +46,7 @@ def per_step(trace: Prepared, *, most: int) -> tuple[tuple[dict[str, Any], ...],
         for rank in trace.ranks
         for step in kept
     )
-    return rows, [f"of {len(trace.steps)} steps every {every}th is in the table of single steps"] if every > 1 else []
+    return rows, [f"the table of single steps has one in {every} of {len(trace.steps):,} steps"] if every > 1 else []
 
 
 @dataclass(frozen=True)

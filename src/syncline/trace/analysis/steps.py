@@ -8,6 +8,7 @@ from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.merge.exchanges import Exchange, Member
 from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
+from syncline.wording import plural
 
 Bounds = tuple[int, int]
 _RARE = 0.25  # share of the steps: what happens in more of them belongs to a usual step
@@ -75,7 +76,7 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
     common = sorted(set.intersection(*(set(bounds[rank]) for rank in ranks)))
     lost = len(set.union(*(set(bounds[rank]) for rank in ranks))) - len(common)
     if lost:
-        notes.append(f"{lost} steps are not there on every rank and were left out")
+        notes.append(f"{plural(lost, 'step')} that not every rank has: left out")
     ordered = {r: sorted(mine, key=lambda s: (s.start, s.end)) for r, mine in sorted(by_rank.items()) if mine}
     recorded = {rank: _recorded(of, chosen=steps is not None) for rank, of in bounds.items()}
     timelines = {rank: timeline(mine, within=recorded[rank]) for rank, mine in ordered.items()}

@@ -77,7 +77,7 @@ def _number_alike(traces: Sequence[RankTrace], notes: list[str]) -> None:
             continue
         (shift, count), *_ = shifts.most_common(1)
         if shift and count > sum(shifts.values()) / 2:
-            trace.spans = [replace(span, step=span.step + shift) for span in trace.spans]
+            trace.renumber(shift)
             notes.append(f"rank {trace.rank} numbers the steps of rank {first.rank} {-shift:+d}: it was renumbered")
 
 

@@ -23,6 +23,7 @@ from syncline.trace.formats.trace_file import (
     whole,
 )
 from syncline.trace.span import STEP, Span
+from syncline.wording import plural
 
 KIND = "horovod"
 """The name of this format."""
@@ -57,7 +58,7 @@ def read(file: TraceFile) -> list[RankTrace]:
         "it holds no compute and no steps: the n-th operation on a tensor is taken as step n",
     ]
     if reader.dropped:
-        notes.append(f"{reader.dropped} events without a begin, an end or a possible time were left out")
+        notes.append(f"{plural(reader.dropped, 'event')} without a begin, an end or a possible time: left out")
     if left := sum(len(stack) for stack in reader.open.values()):
         notes.append(f"{left} phases were still open at the end of the file and were left out")
     return rank_traces(file, _with_steps(reader.rows, reader.base), notes, absolute=reader.base > 0)

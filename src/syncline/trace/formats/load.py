@@ -103,6 +103,8 @@ def _foreign(path: Path, found: "Imported") -> Trace:
         metadata["nodes"] = {str(rank): host for rank, host in found.hosts.items()}
     if found.gpu:
         metadata["gpu"] = {str(rank): activity.as_json() for rank, activity in found.gpu.items()}
+    if found.operators:
+        metadata["operators"] = {str(rank): rows for rank, rows in found.operators.items()}
     spans = [span for mine in found.spans.values() for span in mine]
     split = found.aligned and len(found.spans) > 1
     return _with_note(Trace.of(spans, metadata=metadata, notes=found.notes, path=path, split=split))
@@ -130,6 +132,8 @@ class Imported:
     """By rank: the name of its host, empty where its file does not say."""
     gpu: Mapping[int, GpuActivity] = field(default_factory=dict)
     """By rank: what its GPU waited for, where the files show GPUs."""
+    operators: Mapping[int, list[list[Any]]] = field(default_factory=dict)
+    """By rank: rows of step, operator and nanoseconds of the host."""
 
 
 def import_files(source: str | Path | Iterable[str | Path], *, limits: Limits | None = None) -> Imported:
@@ -211,11 +215,12 @@ def _combine(kind: str, traces: list[RankTrace], notes: list[str]) -> Imported:
     lost = sorted(set(range(min(world, 1 << 20))) - {trace.rank for trace in by_rank})
     if lost:
         names = ", ".join(str(rank) for rank in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
-        notes.append(f"of {world} ranks, {len(lost)} have no trace here: {names}")
+        notes.append(f"of {world:,} ranks, {len(lost):,} {'has' if len(lost) == 1 else 'have'} no trace here: {names}")
     spans = {trace.rank: sorted(trace.spans, key=lambda span: (span.start, -span.end)) for trace in by_rank}
     hosts = {trace.rank: trace.host for trace in by_rank}
     gpu = {trace.rank: trace.gpu for trace in by_rank if trace.gpu is not None}
-    return Imported(kind, spans, tuple(notes), aligned, world, hosts=hosts, gpu=gpu)
+    operators = {trace.rank: trace.operators for trace in by_rank if trace.operators}
+    return Imported(kind, spans, tuple(notes), aligned, world, hosts=hosts, gpu=gpu, operators=operators)
 
 
 def _assign_ranks(traces: Sequence[RankTrace], notes: list[str]) -> None:
@@ -242,6 +247,7 @@ def _unique(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
             notes.append(f"left out: {trace.path.name} has steps of rank {trace.rank} that {first.path.name} has too")
         else:
             first.spans = first.spans + trace.spans
+            first.operators = first.operators + trace.operators
             if trace.gpu is not None:
                 first.gpu = trace.gpu if first.gpu is None else first.gpu.with_more(trace.gpu)
     return list(result.values())

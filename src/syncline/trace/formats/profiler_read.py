@@ -9,7 +9,9 @@ from syncline.trace.formats.collective_names import collective
 from syncline.trace.formats.profiler_messages import message_bytes, message_group
 from syncline.trace.formats.profiler_rows import Interval, Launch, Rows, Thread
 from syncline.trace.formats.profiler_spans import spans_of
+from syncline.trace.formats.repeated_steps import OPTIMIZER_STEP
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
+from syncline.wording import plural
 
 KIND = "torch.profiler"
 """The name of this format."""
@@ -62,13 +64,15 @@ def read(file: TraceFile) -> list[RankTrace]:
     base = whole(file.header.get("baseTimeNanoseconds"), 0)
     rank = whole(info.get("rank"))
     found = spans_of(reader.rows, rank=rank, base=base)
+    if reader.untimed:
+        found.notes.append(f"{plural(reader.untimed, 'event')} with a missing, negative or impossible time: left out")
     if file.odd or reader.odd:
-        found.notes.append(f"{file.odd + reader.odd} entries that are not valid events were left out")
+        found.notes.append(f"{plural(file.odd + reader.odd, 'entry')} that are not valid events: left out")
     return [
         RankTrace(
             file.path, rank, found.spans, found.notes, world=_world(file), pid=reader.pid,
             host=text(file.header.get("host_name")), absolute=base > 0, gpu=found.gpu, sequences=found.sequences,
-            groups=_groups(info),
+            groups=_groups(info), operators=found.operators,
         )
     ]  # fmt: skip
 
@@ -101,6 +105,7 @@ class _Reader:
     file: TraceFile
     rows: Rows = field(default_factory=Rows)
     odd: int = 0
+    untimed: int = 0
     pid: str = ""
     _last: dict[Thread, tuple[int, int]] = field(default_factory=dict)
     _last_op: dict[Thread, tuple[int, int]] = field(default_factory=dict)
@@ -115,7 +120,9 @@ class _Reader:
         if not host and category not in _RUNTIME and category not in _DEVICE:
             return
         when, thread, name = times(event), event.get("tid"), event.get("name")
-        if when is None or not isinstance(thread, int | str) or not isinstance(name, str):
+        if when is None:
+            self.untimed += 1
+        elif not isinstance(thread, int | str) or not isinstance(name, str):
             self.odd += 1
         elif host:
             self._host(event, category, name, thread, *when)
@@ -166,6 +173,8 @@ class _Reader:
         else:
             self._last[thread] = (start, end)
             self.rows.host[thread].append(Interval(start, end, kind))
+            if name.startswith(OPTIMIZER_STEP):
+                self.rows.optimizer[thread].append(Interval(start, end, text(name)))
 
     def _collective(self, event: dict[str, Any], name: str, start: int, end: int) -> Interval:
         title = collective(text(fields(event).get("Collective name")) or name)

@@ -54,8 +54,8 @@ class Rows:
     """The kept events: `launches` of kernels by correlation id, `calls` of collectives by thread.
 
     Also by thread: `sized` are calls of collectives that say how large their messages are, `ops` operators, `ranges`
-    those that the user named, `syncs` calls of the CUDA runtime that wait for the GPU, and `runtime` other
-    long calls of it.
+    those that the user named, `optimizer` the optimizer's steps, `syncs` calls of the CUDA runtime that wait for the
+    GPU, and `runtime` other long calls of it.
     """
 
     steps: list[tuple[Step, Thread]] = field(default_factory=list)
@@ -67,6 +67,7 @@ class Rows:
     sized: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     ops: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     ranges: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
+    optimizer: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     syncs: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
     runtime: dict[Thread, list[Interval]] = field(default_factory=lambda: defaultdict(list))
 

@@ -8,13 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
+from typing import Any
 
 from syncline.trace.formats.profiler_idle import gpu_activity
 from syncline.trace.formats.profiler_messages import with_calls
 from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
+from syncline.trace.formats.repeated_steps import Event, repeated_steps
 from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.span import STEP, Span
+from syncline.wording import plural
 
 _WAITED = 100_000  # nanoseconds without an op until a collective ends: less is the Python between two ops
 _JOIN_OPS = 500_000  # nanoseconds: ops of a lane that are closer, with only Python between, are one span
@@ -22,13 +25,17 @@ _JOIN_OPS = 500_000  # nanoseconds: ops of a lane that are closer, with only Pyt
 
 @dataclass(frozen=True)
 class Found:
-    """One rank's spans, notes about missing data, and what its GPU waited for (None without a GPU)."""
+    """One rank's spans, notes about missing data, and what its GPU waited for (None without a GPU).
+
+    Without a GPU, `operators` are rows of step, operator and nanoseconds.
+    """
 
     spans: list[Span] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     gpu: GpuActivity | None = None
     sequences: dict[tuple[int, int, str], int] = field(default_factory=dict)
     """As in `RankTrace`."""
+    operators: list[list[Any]] = field(default_factory=list)
 
 
 def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
@@ -65,8 +72,9 @@ def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
         spans.append(Span(rank, "exchange", each.kind, unit, each.step, *times, each.bytes, each.group, each.stream))
     outside = sum(interval.step < 0 for interval in (*work, *collectives))
     if outside:
-        notes.append(f"{outside} spans before its first or after its last step were left out")
-    return Found(spans, notes, gpu_activity(rows, lanes, steps) if rows.kernels else None, sequences)
+        notes.append(f"{plural(outside, 'span')} before its first or after its last step: left out")
+    gpu = gpu_activity(rows, lanes, steps) if rows.kernels else None
+    return Found(spans, notes, gpu, sequences, [] if rows.kernels else _host_operators(rows, steps))
 
 
 def _device_steps(steps: list[Step], work: Iterable[Interval], rows: Rows) -> list[Step]:
@@ -98,8 +106,31 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     events = [*chain.from_iterable(rows.host.values()), *rows.kernels, *rows.collectives]
     if not events:
         return []
+    if found := _repeated(rows):
+        notes.append(f"it has no ProfilerStep ranges: {len(found)} steps were found by the work that repeats")
+        return [(number, start, end) for number, (start, end) in enumerate(found)]
     notes.append("it has no ProfilerStep ranges, so all of it is one step: call profiler.step() after every step")
     return [(0, min(event.start for event in events), max(event.end for event in events))]
+
+
+def _repeated(rows: Rows) -> list[tuple[int, int]]:
+    """Steps by what the training thread repeats, or else the GPU."""
+    main = _main_thread(rows)
+    on_host = outermost([*rows.ops.get(main, ()), *rows.optimizer.get(main, ())])
+    kernels = [kernel._replace(kind=kernel.name) for kernel in rows.kernels]
+    for work in (on_host, outermost(kernels)):
+        if steps := repeated_steps([Event(one.start, one.end, one.kind) for one in work]):
+            return steps
+    return []
+
+
+def _host_operators(rows: Rows, steps: list[Step]) -> list[list[Any]]:
+    """Rows of step, operator and nanoseconds of the host."""
+    found: dict[tuple[int, str], int] = defaultdict(int)
+    for ops in rows.ops.values():
+        for op in outermost(ops):
+            found[step_at(steps, op.start), op.kind] += op.end - op.start
+    return [[step, name, ns] for (step, name), ns in found.items() if step >= 0]
 
 
 def _lanes(rows: Rows, steps: list[Step]) -> dict[Thread, list[Interval]]:
@@ -108,7 +139,11 @@ def _lanes(rows: Rows, steps: list[Step]) -> dict[Thread, list[Interval]]:
 
 
 def _main_thread(rows: Rows) -> Thread:
-    return rows.steps[0][1] if rows.steps else max(rows.host, key=lambda t: len(rows.host[t]), default=0)
+    """The thread of the loop: that of the steps, or else that of the optimizer, or with the most forward work."""
+    if rows.steps:
+        return rows.steps[0][1]
+    own = {t: sum(p.kind not in ("backward", "finish") for p in mine) for t, mine in rows.host.items()}
+    return max(own, key=lambda t: (len(rows.optimizer.get(t, ())), own[t]), default=0)
 
 
 def _work(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list[Step]) -> list[Interval]:

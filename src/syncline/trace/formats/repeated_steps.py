@@ -5,11 +5,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-_OPTIMIZER = "Optimizer.step"
+OPTIMIZER_STEP = "Optimizer.step"
+"""How the names of the optimizer's steps start in a torch.profiler trace."""
+
 _ALIKE = 0.8  # least share of common work of two steps
 _COVERED = (0.95, 0.8)  # shares of the trace's work and time in steps that are alike: with few or some odd steps
 _PER_COUNT = 3  # names with the same count that are tried as the start of a step
 _MAX_NAMES = 400
+_SAMPLE = 9
 
 
 class Event(NamedTuple):
@@ -27,7 +30,7 @@ def repeated_steps(events: Sequence[Event]) -> list[tuple[int, int]]:
     divides the events into the most parts that are alike. Layers of a model repeat too, but the long parts between the
     last layer and the first one of the next step are not like a layer.
     """
-    ends = [number + 1 for number, event in enumerate(events) if event.name.startswith(_OPTIMIZER)]
+    ends = [number + 1 for number, event in enumerate(events) if event.name.startswith(OPTIMIZER_STEP)]
     for least in _COVERED:
         for bounds in chain([[0, *ends]], _candidates(events)):
             if steps := _steps(events, bounds, least):
@@ -55,6 +58,10 @@ def _steps(events: Sequence[Event], bounds: Sequence[int], least: float) -> list
     parts = list(pairwise(bounds))
     if len(parts) < 2:
         return []
+    sample = parts[len(parts) // 3 :][:_SAMPLE]
+    first, *others = [Counter(event.name for event in events[begin:end]) for begin, end in sample]
+    if sum(_share_in_common(first, other) >= _ALIKE for other in others) < len(others) / 2:
+        return []  # most candidates end here, without a look at all of the trace
     work = [Counter(event.name for event in events[begin:end]) for begin, end in parts]
     starts = [events[begin].start for begin, _ in parts]
     ends = [*starts[1:], events[bounds[-1] - 1].end]

@@ -4,7 +4,7 @@ import gzip
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from syncline.files import open_regular, reason
 from syncline.trace.formats.json_stream import COMMAS, CUT, Limits, Window
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.span import Span
+from syncline.wording import plural
 
 _HEADER_BYTES = 1 << 22  # a header may list every process group with its ranks: larger than any event
 # Other keys are skipped: a hostile file could hold any number of them.
@@ -102,7 +103,7 @@ class TraceFile:
         while (mark := window.peek(COMMAS)) != "]":
             event = window.value(self.limits.event_bytes) if mark else CUT
             if event is CUT:
-                self.cut = window.ending(f"after {self.count} events")
+                self.cut = window.ending(f"after {plural(self.count, 'event')}")
                 return
             self.count += 1
             if self.count > self.limits.events:
@@ -135,6 +136,17 @@ class RankTrace:
     """Names and ranks of the process groups that this rank is in, as far as the file says."""
     gpu: GpuActivity | None = None
     """What its GPU waited for, if the file shows one."""
+    operators: list[list[Any]] = field(default_factory=list)
+    """Rows of step, operator and nanoseconds of the host, if the file has them and no kernels."""
+
+    def renumber(self, shift: int) -> None:
+        """Add this number to the number of every step."""
+        self.spans = [replace(span, step=span.step + shift) for span in self.spans]
+        self.operators = [[step + shift, *rest] for step, *rest in self.operators]
+        if self.gpu is not None:
+            idle = tuple(replace(row, step=row.step + shift) for row in self.gpu.idle)
+            blocked = tuple(replace(row, step=row.step + shift) for row in self.gpu.blocked)
+            self.gpu = replace(self.gpu, idle=idle, blocked=blocked)
 
 
 def rank_traces(file: TraceFile, spans: Iterable[Span], notes: list[str], *, absolute: bool = False) -> list[RankTrace]:

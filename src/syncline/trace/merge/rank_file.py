@@ -20,6 +20,7 @@ from syncline.trace.merge.merge_ranks import Part, Trace, merge
 from syncline.trace.merge.metadata import MAX_RANKS
 from syncline.trace.merge.notes import named_ranks
 from syncline.trace.span import MAX_TIME_NS, Span
+from syncline.wording import plural
 
 FORMAT = "syncline spans 1"
 _NAME = re.compile(r"rank(\d+)\.spans\.jsonl\.gz")
@@ -80,13 +81,13 @@ def read_rank_file(path: Path) -> RankFile:
             try:
                 spans.append(Span.from_untrusted_row(head["rank"], parse_json(text)))
             except ValueError as error:
-                problem = f"is broken in line {len(spans) + 2} ({error}): {len(spans)} spans are kept"
+                problem = f"is broken in line {len(spans) + 2} ({error}), after {plural(len(spans), 'span')}"
                 break
             if len(spans) == _MAX_SPANS and len(spans) < head["spans"]:
                 problem = f"has more than {_MAX_SPANS:,} spans: the rest is left out"
                 break
     if not problem and (lines.problem or len(spans) < head["spans"]):
-        problem = f"{lines.problem or 'is cut off'}: {len(spans)} of {head['spans']} spans are read"
+        problem = f"{lines.problem or 'is cut off'}: {len(spans):,} of {plural(head['spans'], 'span')} can be read"
     clock = Clock(**head["clock"]) if head["clock"] else None
     part = Part(head["rank"], spans, head["host"], node=head["node"], clock=clock)
     return RankFile(part, head["world_size"], problem)
