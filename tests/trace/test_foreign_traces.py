@@ -57,7 +57,8 @@ def microseconds(spans, lanes):
 
 def test_overlap_of_a_folder_of_profiles_equals_that_of_intervals(gloo):
     source = load(gloo)
-    assert source.metadata == {"imported": "torch.profiler", "world_size": 2, "nodes": {"0": "vm", "1": "vm"}}
+    assert source.metadata.keys() == {"imported", "world_size", "nodes", "operators"}
+    assert (source.metadata["world_size"], source.metadata["nodes"]) == (2, {"0": "vm", "1": "vm"})
     assert any(span.lane == "wait" for span in source.spans), "waits are split off"
     told = analyze(source)
     assert (told.steps, told.world_size, told.imported) == ((3, 4, 5), 2, "torch.profiler")

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Sequence
 from syncline.trace.span import rank_list
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?![\w.]*[A-Za-z_])")
+_COUNTED = re.compile(r"# (\w+?)(?:ies|y|es|s)?\b")  # a noun, of one or of several
 _RANK = re.compile(r"\brank $")
 
 
 def combined(notes: Iterable[str]) -> list[str]:
     """The notes in their order; several that differ only in numbers are one note with ranges.
 
-    >>> combined(["rank 0: 3 spans are left out", "rank 1: 5 spans are left out", "clocks agree"])
-    ['ranks 0-1: 3 to 5 spans are left out', 'clocks agree']
+    >>> combined(["rank 0: 1 span: left out", "rank 1: 5 spans: left out", "clocks agree"])
+    ['ranks 0-1: 1 to 5 spans: left out', 'clocks agree']
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for note in dict.fromkeys(notes):
-        groups[_NUMBER.sub("#", note)].append(note)
+        groups[_COUNTED.sub(r"# \1", _NUMBER.sub("#", note))].append(note)
     return [_one(of) for of in groups.values()]
 
 
@@ -35,9 +36,9 @@ def _one(notes: Sequence[str]) -> str:
     if len(notes) == 1:
         return notes[0]
     columns = list(zip(*(_NUMBER.findall(note) for note in notes), strict=True))
-    words, at = "", 0
-    for match, column in zip(_NUMBER.finditer(notes[0]), columns, strict=True):
-        words += notes[0][at : match.start()]
+    words, at, longest = "", 0, max(notes, key=len)
+    for match, column in zip(_NUMBER.finditer(longest), columns, strict=True):
+        words += longest[at : match.start()]
         at = match.end()
         if len(set(column)) == 1:
             words += column[0]
@@ -46,4 +47,4 @@ def _one(notes: Sequence[str]) -> str:
         else:
             ordered = sorted(column, key=lambda number: float(number.replace(",", "")))
             words += f"{ordered[0]} to {ordered[-1]}"
-    return words + notes[0][at:]
+    return words + longest[at:]
