@@ -72,6 +72,14 @@ def storage_address(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
+def unowned_view(tensor: Tensor) -> Tensor:
+    """A view of a tensor that does not keep its memory: only for memory that stays, as that of CUDA graphs does."""
+    storage = tensor.untyped_storage()
+    same = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return view.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy into the first tensor of each pair from the second: on CUDA, in as few kernels as possible."""
     alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from syncline._compat import unowned_view
 from syncline.errors import UsageError
 
 
@@ -18,7 +19,6 @@ class GraphTape:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._output = torch.empty(0, device=device)
         # Others (compilers) may free all workspaces of the process. In a pool of its own, no one gets the memory then.
         self._workspace = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(self._workspace, device):
@@ -57,8 +57,6 @@ class GraphTape:
         if error is not None:
             raise error
 
-    def output(self, like: Tensor) -> Tensor:
-        """Memory of this shape in which a result can lie until the next one; shared by all recordings."""
-        if self._output.numel() < like.numel() or self._output.dtype != like.dtype:
-            self._output = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        return self._output[: like.numel()].view(like.shape)
+    def unowned(self, tensor: Tensor) -> Tensor:
+        """A view of a tensor of the recording that does not keep its memory: later work may use that again."""
+        return unowned_view(tensor)

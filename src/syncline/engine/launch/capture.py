@@ -2,7 +2,7 @@
 
 A launch of many kernels takes the host longer to issue than the device to run. Its gradients are copied into memory
 that stays, which the codec turns into the new residual. Every message is summed in place, so all addresses are fixed.
-The averages are copied out batch by batch, through memory that all recordings of a stream share.
+The averages are copied out batch by batch: the next batch may use the memory of the last one's product.
 
 Legal for codecs that declare `captures`, over an all-reduce. A pass that is not like the others (parameters that no
 rank used, gradients accumulated over several exchanges) runs without a recording.
@@ -36,8 +36,8 @@ class Tape(Protocol):
         """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
         ...
 
-    def output(self, like: Tensor) -> Tensor:
-        """Memory of this shape in which a result can lie until the next one; shared by all recordings."""
+    def unowned(self, tensor: Tensor) -> Tensor:
+        """A view of a tensor of the recording that does not keep its memory: later work may use that again."""
         ...
 
 
@@ -94,7 +94,6 @@ class CapturedLaunch:
         ]
         self._after: list[dict[str, Tensor]] = [{} for _ in batches]
         self._tape = tape
-        tape.output(max(self._packed, key=Tensor.numel))  # the largest first, so that all others fit into its memory
         self._outputs: list[Tensor] = []
         """The average that the part which is being recorded leaves."""
         self._rounds: list[_Round] = []
@@ -143,7 +142,7 @@ class CapturedLaunch:
 
     def _deliver(self, place: int, result: Result) -> None:
         self._after[place] = new_state(self._batches[place].codec, result, self._committed[place])
-        self._outputs.append(self._tape.output(result.output).copy_(result.output))
+        self._outputs.append(self._tape.unowned(result.output))
 
     def fits(self, launch: Launch) -> bool:
         """Whether states and gradients are still what was recorded."""
