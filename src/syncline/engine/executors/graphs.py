@@ -24,9 +24,14 @@ class GraphTape:
         with torch.cuda.use_mem_pool(self._workspace, device):
             one = torch.ones(1, 8, 8, device=device)
             torch.bmm(one, one)
+        # torch gives the memory up with the last graph, and refuses to record into it again: this one stays.
+        self._first = self._graph(lambda: torch.zeros_like(one))
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
+        return self._graph(work).replay
+
+    def _graph(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
         gc.disable()  # objects that are freed during a recording may call what a recording forbids
@@ -38,10 +43,10 @@ class GraphTape:
         finally:
             if collects:
                 gc.enable()
-        return graph.replay
+        return graph
 
     @staticmethod
-    def _call(work: Callable[[], None], graph: torch.cuda.CUDAGraph) -> None:
+    def _call(work: Callable[[], object], graph: torch.cuda.CUDAGraph) -> None:
         error: BaseException | None = None
         try:
             work()

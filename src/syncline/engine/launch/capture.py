@@ -124,7 +124,8 @@ class CapturedLaunch:
                     self._send(run.requests(), links)
 
             do = self._tape.record(work)
-            output = self._outputs.pop() if self._outputs else None
+            # Kept until here: what else is recorded in this part must not use its memory before it is copied out.
+            output = self._tape.unowned(self._outputs.pop()) if self._outputs else None
             averages = [] if output is None else list(self._batches[place].outputs(output))
             now.parts.append(_Part(do, output, averages))
 
@@ -142,7 +143,7 @@ class CapturedLaunch:
 
     def _deliver(self, place: int, result: Result) -> None:
         self._after[place] = new_state(self._batches[place].codec, result, self._committed[place])
-        self._outputs.append(self._tape.unowned(result.output))
+        self._outputs.append(result.output)
 
     def fits(self, launch: Launch) -> bool:
         """Whether states and gradients are still what was recorded."""
