@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from syncline._compat import FileStore
+from syncline._compat import FileStore, GradBucket
 from syncline.cluster.ranks import Place
 from syncline.engine import attach
 from syncline.engine.tuning.tuner import TUNED
@@ -21,7 +21,13 @@ from syncline.errors import UsageError
 from syncline.spec import parse_one
 from syncline.train.workload import build, load_optimizer
 
-_HOOKS = {"ddp": None, "ddp-bf16": bf16_compress_hook}
+
+def _bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's hook under another name: by its own, DDP refuses it on a CPU."""
+    return bf16_compress_hook(state, bucket)
+
+
+_HOOKS = {"ddp": None, "ddp-bf16": _bf16_hook}
 """By kind of DDP, the hook that sends its buckets."""
 
 

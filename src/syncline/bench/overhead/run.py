@@ -17,7 +17,7 @@ from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import row, table
 from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.training import Options
-from syncline.errors import UsageError
+from syncline.errors import RankFailure, UsageError
 from syncline.report.figures import text_table
 from syncline.spec import split
 
@@ -64,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = commands.parse_args(arguments)
     if not given.never_slower:
         return run_command(commands, arguments, _options_of_command, measure, table)
-    result = never_slower.measure(quick=given.quick, progress=partial(print, file=sys.stderr))
+    try:
+        result = never_slower.measure(quick=given.quick, progress=partial(print, file=sys.stderr))
+    except RankFailure as failure:
+        print(failure.traceback, failure, sep="\n", file=sys.stderr)
+        return 1
     print(text_table(*never_slower.table(result)))
     print("\n".join(result["warnings"]))
     if given.out is not None:

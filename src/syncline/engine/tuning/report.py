@@ -13,6 +13,8 @@ class TuningReport:
     """Steps until the plan was found."""
     before: float = 0.0
     after: float = 0.0
+    recall: float = 0.0
+    """Looking for the plan of an earlier run, in `attach`."""
     remembered: bool = False
     """Whether the plan is that of an earlier run."""
 

@@ -127,6 +127,11 @@ class Tuner:
 
     def recall(self) -> None:
         """Before the first step: use the plan of an earlier run of this job, if there is one for this network."""
+        begin = time.perf_counter()
+        self._recall()
+        self.report = replace(self.report, recall=time.perf_counter() - begin)
+
+    def _recall(self) -> None:
         engine = self._engine
         if not self._memory.read(engine):
             return
