@@ -1,7 +1,10 @@
 """Imported torch.profiler traces: waits inside a phase, process groups, and steps on the GPU's clock."""
 
+import shutil
+from collections import Counter
+
 import pytest
-from trace_files import FIXTURES, host, kernel, kineto, launch
+from trace_files import FIXTURES, NCCL, host, kernel, kineto, launch
 
 from syncline.trace import analyze, load, partition
 from syncline.trace.formats.load import import_files
@@ -55,6 +58,18 @@ def test_steps_end_when_their_kernels_end_and_work_launched_before_the_first_doe
     for phases in partition(spans).values():
         assert phases["forward"] == 900_000
         assert sum(phases.values()) == 1_000_000
+
+
+def test_kernels_whose_launch_was_before_the_profile_are_in_no_step(tmp_path):
+    # A real trace: the profiler started while NCCL's kernels of the step before still ran.
+    for path in NCCL:
+        shutil.copy(path, tmp_path)
+    trace = load(tmp_path)
+    for rank in trace.ranks:
+        sent = Counter(s.step for s in trace.spans if s.rank == rank and s.lane == "exchange")
+        assert sent == {3: 3, 4: 3, 5: 3}
+    told = analyze(trace)
+    assert told.step_ms["p95"] < 1.05 * told.step_ms["median"], "the first step was 1.6 times as long as the others"
 
 
 @pytest.mark.parametrize("folder", ["batchnorm-gloo", "mesh-gloo"])

@@ -149,7 +149,8 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
         return
     count = significant(wire.messages)
     parts = [f"exchanges: {count} a step, {size(wire.bytes or None)}", f"{_ms(wire.busy_ms)} ms of transfer"]
-    parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks")
+    seen = analysis.breakdown_ms["wait"]
+    parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks ({_ms(seen)} ms visible)")
     if analysis.communication is not None:
         parts.append(f"{percent(analysis.communication)} of the transfers behind compute")
     if analysis.compression is not None:

@@ -22,7 +22,7 @@ from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
 from syncline.trace.merge.merge_ranks import Trace
-from syncline.trace.span import PHASES, STEP
+from syncline.trace.span import PHASES, STEP, is_copy
 from syncline.wording import plural
 
 FORMAT = "syncline analysis 1"
@@ -170,6 +170,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         communication=hidden_share(prepared, steady, "exchange"),
         transferring=frozenset(member.rank for member in members if member.transfer is not None),
         hidden_by={lane: hidden_by(lane, prepared, steady) for lane in ("data", "between")},
+        loader_timed=any(s.lane == "data" and not is_copy(s) for mine in prepared.spans.values() for s in mine),
         known_between={name: ms for name, ms in known.items() if KNOWN[name] == "between"},
         long=long_steps(prepared, steady, sorted(set(whole) - set(steady))),
         waits_known=trace.waits_unknown is None,

@@ -98,10 +98,13 @@ def input_bound(facts: Facts) -> Finding | None:
     """Most ranks wait for their input."""
     gain, loads, doubt, who = _lower("data", facts)
     each = ", ".join(f"rank {rank} {mean_or_zero(of):.1f}" for rank, of in list(facts.phases["data"].items())[:8])
+    what, advice = "the data loader", "load ahead, use more workers, or do less work per sample"
+    if not facts.loader_timed:
+        what, advice = "copies of its input to the GPU", "copy ahead, from pinned memory with non_blocking=True"
     return Finding(
         "input-bound",
-        f"{who('waits', 'wait')} {loads:.1f} ms per step ({facts.share(loads)}) for the data loader ({each} ms): load"
-        f" ahead, use more workers, or do less work per sample.{_shown_instead(loads, gain)}",
+        f"{who('waits', 'wait')} {loads:.1f} ms per step ({facts.share(loads)}) for {what} ({each} ms):"
+        f" {advice}.{_shown_instead(loads, gain)}",
         gain,
         doubt,
     )
@@ -114,8 +117,9 @@ def between_steps(facts: Facts) -> Finding | None:
     known = [f"{name} {ms:.1f} ms" for name, ms in facts.known_between.items() if ms >= _NAMED * spent]
     rest = spent - sum(facts.known_between.values())
     if rest >= _NAMED * spent:
-        timed = any(map(any, facts.phases["data"].values()))
-        loader = "" if timed else ", which may be a data loader that was not timed (use recording.data(loader))"
+        loader = (
+            "" if facts.loader_timed else ", which may be a data loader that was not timed (use recording.data(loader))"
+        )
         known.append(f"{rest:.1f} ms in code that is not recorded{loader}")
     return Finding(
         "between-steps",

@@ -71,6 +71,8 @@ class Facts:
     """Ranks that have transfers; a Horovod timeline has only the joins of the others."""
     hidden_by: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     """By phase (data, between) and rank: ms of each step in which only this phase hides an exchange."""
+    loader_timed: bool = True
+    """Whether data loading was recorded; else the phase `data` has only copies of input to the GPU, or nothing."""
     known_between: Mapping[str, float] = field(default_factory=dict)
     """Ms per step of known work between steps (checkpoint, logging), the mean over ranks."""
     long: LongSteps | None = None

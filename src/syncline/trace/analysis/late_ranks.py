@@ -83,16 +83,16 @@ def late_ranks(
     waits = _blamed(trace, kept)
     connected = _connected(trace, kept)
 
-    def late(ranks: tuple[int, ...], where: str = "") -> LateRanks:
+    def late(ranks: tuple[int, ...], where: str = "") -> tuple[LateRanks, float]:
+        """The ranks, and the share of all waits that other ranks spend on them."""
         others = sorted(connected[ranks[0]] - set(ranks))
         mine = [of for rank, of in waits.items() if rank in ranks]
         by_step = [[sum(of.get((step, other), 0.0) for of in mine) for other in others] for step in steps]
-        own = sum(map(sum, by_step))
+        own, caused = sum(map(sum, by_step)), sum(totals.get(rank, 0.0) for rank in ranks)
         gains = tuple(min(of, default=0.0) / 1e6 for of in by_step)
         means = [mean_or_zero(column) / 1e6 for column in zip(*by_step, strict=True)]
-        return LateRanks(
-            ranks, own / whole, mean_or_zero(means), {}, gains, gain_ms=min(means, default=0.0), where=where
-        )
+        gain = min(means, default=0.0)
+        return LateRanks(ranks, caused / whole, mean_or_zero(means), {}, gains, gain, where), own / whole
 
     def explained(one: LateRanks) -> LateRanks:
         return replace(one, excess=_excess(trace, kept, one.ranks)) if trace.has_compute else one
@@ -100,7 +100,7 @@ def late_ranks(
     totals = {rank: sum(of.values()) for rank, of in waits.items()}
     whole = sum(totals.values()) or 1.0
     order = sorted(totals, key=lambda rank: -totals[rank])
-    single = [late((rank,)) for rank in order]
+    single = [late((rank,))[0] for rank in order]
     candidates = [one for one in single if one.share >= SHARE]
     waited = dict.fromkeys(trace.ranks, 0.0)
     for of in waits.values():
@@ -109,8 +109,8 @@ def late_ranks(
     for ranks, where in _groups(trace, sorted(waited, key=lambda rank: waited[rank]), hosts or {}).items():
         together = ranks[0] in connected and len(ranks) <= len(connected[ranks[0]]) / 2
         if together and sum(totals.get(rank, 0.0) for rank in ranks) >= SHARE * whole:
-            one = late(ranks, where)
-            candidates += [one] if one.share >= SHARE else []
+            one, by_others = late(ranks, where)
+            candidates += [one] if by_others >= SHARE else []
     most = max((one.gain_ms for one in candidates), default=0.0)
     enough = [one for one in candidates if one.gain_ms >= _NEARLY * most]
     straggler = min(enough, key=lambda one: (len(one.ranks), not one.where, -one.share), default=None)
