@@ -22,6 +22,7 @@ from loops.table import ROWS
 from torch import nn
 
 import syncline
+from syncline.engine.executors import streams
 from syncline.engine.launch import capture
 from syncline.errors import PeerError
 
@@ -48,6 +49,7 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str], warm_up: 
     join(rank, world, folder)
     ways.DEVICE[0] = "cuda"
     capture.WARM_UP = warm_up
+    streams.EARLY_PASSES = min(streams.EARLY_PASSES, warm_up)
     problems = run_rows.run_rows(rank, world, wanted, seconds=seconds)
     if rank == 0:
         rows = [
@@ -89,7 +91,7 @@ def test_loops_are_ddp_over_nccl() -> None:
     rest = [f"{row.name}-{way}" for row in rows for way in row.ways]
     wanted = list(dict.fromkeys([*core, *late, *reducer, *rest]))
     run_loops(
-        wanted, warm_up=capture.WARM_UP, seconds=LOOP_SECONDS, record_file=os.environ.get("SYNCLINE_LOOPS_RECORD")
+        wanted, warm_up=streams.EARLY_PASSES, seconds=LOOP_SECONDS, record_file=os.environ.get("SYNCLINE_LOOPS_RECORD")
     )
 
 
@@ -186,7 +188,7 @@ def train_captured(rank: int, folder: str, spec: str, *, captured: bool) -> tupl
 
 def captured_over_nccl(rank: int, world: int, folder: str) -> None:
     join(rank, world, folder)
-    capture.WARM_UP = 2
+    streams.EARLY_PASSES = 2
     for spec in ("powersgd(rank=2)", "powersgd(rank=4) | bf16", "acpsgd(rank=2)"):
         (losses, _), eager = train_captured(rank, folder, spec, captured=False)
         (again, about), state = train_captured(rank, folder, spec, captured=True)

@@ -26,8 +26,9 @@ from syncline.trace import Recorder
 
 _CHECK_S = 0.5
 """Seconds between two looks for late events."""
-_EARLY_PASSES = 6
-"""Passes on one side stream: then the plan changes, and every stream costs the workspaces of libraries for good."""
+EARLY_PASSES = 6
+"""Passes on one side stream, without recordings: the plan changes then. Every stream costs the workspaces of libraries
+for good, and every recording the time to make it."""
 
 
 class EventTicket:
@@ -206,7 +207,8 @@ class StreamExecutor:
 
     def _run(self, launch: Launch) -> None:
         captures = self._captures
-        made = captures.of(launch, self._number(launch)) if captures is not None else None
+        early = self._passes <= EARLY_PASSES
+        made = captures.of(launch, self._number(launch), record=not early) if captures is not None else None
         if made is not None:
             made.run(launch, self.recorder)
         else:
@@ -214,7 +216,7 @@ class StreamExecutor:
 
     def _number(self, launch: Launch) -> int:
         """Which side stream a launch is put on."""
-        return 0 if self._passes <= _EARLY_PASSES else launch.position % len(self._streams)
+        return 0 if self._passes <= EARLY_PASSES else launch.position % len(self._streams)
 
     def _end(self, stream: torch.cuda.Stream, label: str) -> Any:
         event = torch.cuda.Event()

@@ -25,8 +25,9 @@ from syncline.engine.launch.units import Launch
 from syncline.exchange import AllReduce, Link
 from syncline.trace import Recorder
 
-WARM_UP = 8
-"""Passes of a launch before it is recorded: plans change at the start of a job, and libraries set themselves up."""
+WARM_UP = 2
+"""Passes of a launch before it is recorded, in which libraries set themselves up. Few, so that the steps that follow a
+new plan, with which later ones are compared, are like those."""
 
 
 class Tape(Protocol):
@@ -237,8 +238,8 @@ class Captures:
             self._eager = {launch: why_eager(launch) for launch in order}
             self.changed = True
 
-    def of(self, launch: Launch, stream: int) -> CapturedLaunch | None:
-        """The recording to use in this pass, on this stream; it is made after some passes."""
+    def of(self, launch: Launch, stream: int, *, record: bool = True) -> CapturedLaunch | None:
+        """The recording to use in this pass, on this stream; if there is none, `record` allows to make it."""
         if self._eager.get(launch, "-") or not _is_like_others(launch):
             return None
         if stream not in self._tapes:
@@ -250,7 +251,7 @@ class Captures:
             return made
         self._made.pop(launch, None)
         warm = thread in self._threads and self._passes[launch] > WARM_UP
-        if not warm or not all(batch.state for batch in launch.batches):
+        if not record or not warm or not all(batch.state for batch in launch.batches):
             self._threads.add(thread)
             return None
         self.changed = True
