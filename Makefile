@@ -1,8 +1,9 @@
 # `make demo` and `make test` set up all they need: a virtual environment here, and (as root, with apt) Chromium and
-# Fashion-MNIST for the tests.
+# Fashion-MNIST for the tests. The demo installs only the command line.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLI := $(VENV)/.cli-installed
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo why-slow docs check test test-all chaos format clean
@@ -10,13 +11,17 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # torch first and pinned: any other order may fetch a CUDA build of several gigabytes.
-$(STAMP): pyproject.toml constraints.txt
+$(CLI): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli]'
+	touch $(CLI)
+
+$(STAMP): $(CLI)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-demo: setup
+demo: $(CLI)
 	$(BIN)/syncline compare --recipe demo
 
 # Records the cases of docs/why-slow.md again, with their pictures.

@@ -24,6 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 NAMESPACES = (
     "tests/chaos/",
     "tests/cluster/",
+    "tests/docs/test_commands.py",
     "tests/cli/test_compare.py",
     "tests/cli/test_faults.py",
     "tests/cli/test_plan_cli.py",

@@ -77,7 +77,8 @@ def test_mypy_sees_the_real_types_in_a_users_script(checked, line, parts):
 
 
 def test_every_public_name_exists_is_listed_and_has_a_docstring():
-    assert set(syncline.__all__) <= set(dir(syncline))
+    assert [name for name in dir(syncline) if not name.startswith("__")] == sorted(syncline.__all__)
+    assert "__version__" in dir(syncline)
     for name in syncline.__all__:
         assert inspect.getdoc(getattr(syncline, name)), name
     with pytest.raises(AttributeError, match="has no attribute 'atach'"):

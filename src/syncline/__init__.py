@@ -49,7 +49,7 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, so that a misspe
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 if os.environ.get("SYNCLINE_TRACE"):

@@ -18,6 +18,7 @@ def import_own(path: str, kind: str, *, instance: type | None, makes: tuple[type
     """The user's object at `package.module:name`. Modules in the current folder are found too.
 
     It is an `instance` of a type, or a class or function whose calls give one of the types in `makes` (empty: any).
+    With both, either will do.
     """
     if not trust.is_import(path):
         raise UsageError(f"{kind} {short(path)}: write package.module:factory")
@@ -25,9 +26,11 @@ def import_own(path: str, kind: str, *, instance: type | None, makes: tuple[type
     module_name, _, attribute = path.partition(":")
     _refuse_python(module_name, path, kind)
     found = _find(_import(module_name, path, kind), attribute, path, kind)
-    if instance is None:
+    if instance is not None and isinstance(found, instance):
+        return found
+    if instance is None or makes:
         _check_callable(found, path, kind, makes)
-    elif not isinstance(found, instance):
+    else:
         raise UsageError(
             f"{kind} '{path}' is a {type(found).__name__}: a {kind} made by Syncline's decorator is needed"
         )

@@ -8,8 +8,11 @@ import torch
 
 from syncline import codecs
 from syncline.bench.codecs import operators, run, speed, table
+from syncline.bench.output import Countdown
 from syncline.bench.timing import summarize
+from syncline.errors import UsageError
 from syncline.report.figures import tabulate, text_table
+from syncline.train.rank.join import check_device
 
 CPU = torch.device("cpu")
 
@@ -81,3 +84,30 @@ def test_summary_of_times():
 @pytest.mark.parametrize("name", ["codecs", "overhead", "recorder"])
 def test_the_commands_in_result_files_exist(name):
     assert importlib.util.find_spec(f"syncline.bench.{name}.__main__") is not None
+
+
+def test_progress_is_a_line_every_few_seconds_with_the_time_that_is_left(monkeypatch):
+    now = iter([0.0, 1.0, 6.0, 8.0, 12.0, 20.0])
+    monkeypatch.setattr("syncline.bench.output.time.monotonic", lambda: next(now))
+    said = []
+    work = Countdown(5, said.append)
+    for part in range(5):
+        work.part_done(f"part {part}")
+    assert said == ["part 1; about 10 s left", "part 3; about 10 s left"]
+
+
+def test_every_codec_and_size_is_a_part_of_the_progress(monkeypatch):
+    parts = []
+    monkeypatch.setattr(Countdown, "part_done", lambda self, what: parts.append(what))
+    speed.measure(CPU, names=["int8", "bf16"], shapes=((64, 64),), budget_s=0.001, error_steps=(1,))
+    assert parts == ["int8, tensors of 0.0164 MB", "bf16, tensors of 0.0164 MB"]
+
+
+def test_a_missing_gpu_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--device", "cuda"])
+    assert ended.value.code == 2
+    assert "there is no device 'cuda' here (torch" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"unknown device 'gpu': use --device cpu or --device cuda"):
+        check_device("gpu", option="--device ")

@@ -57,6 +57,10 @@ class Command:
             time.sleep(0.1)
         return alive
 
+    def pids(self):
+        """Its processes that run now."""
+        return [pid for pid, _ in self._alive()]
+
     def _alive(self):
         found = []
         for entry in Path("/proc").iterdir():

@@ -113,6 +113,18 @@ def test_lines_say_it_every_twentieth_step_if_it_fits():
     assert lines(40)[2] == "  step 20: loss 1.5000, 20.0 ms"
 
 
+def test_slow_steps_are_shown_every_half_a_minute(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("syncline.cli.progress.time.monotonic", lambda: now[0])
+    watch = Lines(Console(file=io.StringIO(), width=100))
+    watch.begin(RUN)
+    for step in range(6):
+        now[0] += 14.0
+        watch.step(message(step, r0=phases(forward=14000)))
+    lines = watch.console.file.getvalue().splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["  step 1", "  step 4"]
+
+
 def test_bars_show_the_table_while_a_run_goes_on():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     watch = Bars(console)

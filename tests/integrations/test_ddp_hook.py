@@ -344,3 +344,11 @@ def test_a_dead_peer_is_an_error() -> None:
                 process.join()
     assert "backward" in error
     assert "rank 1" in error
+
+
+def test_without_a_process_group_the_error_names_the_hook() -> None:
+    assert not dist.is_initialized()
+    with pytest.raises(UsageError, match=r"^ddp_hook needs a process group: call torch.distributed.init_process_group"):
+        syncline.ddp_hook("int8")
+    with pytest.raises(UsageError, match=r"^attach needs a process group"):
+        syncline.attach(nn.Linear(2, 2))

@@ -40,6 +40,38 @@ def wrong():
     return [1, 2]
 
 
+class Squares(torch.utils.data.Dataset):
+    classes = 3
+
+    def __init__(self, side=8):
+        self.side = side
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.full((3, self.side, self.side), float(index)), index % 3
+
+
+class Unknown(Squares):
+    classes = None
+
+
+class Bytes(Squares):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8, dtype=torch.uint8), 0
+
+
+class Oblong(Squares):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 9), 0
+
+
+class Single(Squares):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8)
+
+
 number = 3
 """
 
@@ -90,3 +122,38 @@ def test_a_workload_is_used_as_it_is() -> None:
 def test_mistakes(model: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build(model)
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_torch_data_set_of_ones_own() -> None:
+    workload = build("vgg11(width=0.03125)", "mine_for_test:Squares(side=32)")
+    images, labels = workload.train.batch(torch.tensor([7, 5]))
+    assert images[:, 0, 0, 0].tolist() == [7, 5]
+    assert labels.tolist() == [1, 2]
+    assert workload.phases[0].module.net(images).shape == (2, 3), "as many scores as classes"
+    assert workload.phases[0].module(images, labels).isfinite()
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("mine_for_test:Loss", "is a class Loss without __len__ and __getitem__: name a class of a data set"),
+        ("mine_for_test:wrong", "first sample is 1, not a pair"),
+        ("mine_for_test:number", "is a int: a function or class is needed"),
+        ("mine_for_test:Unknown", "give it an attribute `classes`"),
+        ("mine_for_test:Bytes", "torch.uint8 and shape .3, 8, 8., not a float tensor"),
+        ("mine_for_test:Oblong", "its images are 8x9"),
+        ("mine_for_test:Single", "not a pair .image, label."),
+        ("mine_for_test:Squares(width=3)", r"takes \(side=8\)"),
+    ],
+)
+def test_mistakes_in_ones_own_data(data: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build("mlp", data)
+
+
+@pytest.mark.usefixtures("mine")
+def test_own_images_are_not_text() -> None:
+    with pytest.raises(UsageError, match="is a data set of images, and model 'lstm' needs lm"):
+        build("lstm", "mine_for_test:Squares")

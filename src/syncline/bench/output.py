@@ -1,6 +1,8 @@
-"""Output of the benchmarks: environment and JSON files."""
+"""Output of the benchmarks: environment, JSON files, and lines of progress with the time that is left."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +20,29 @@ def environment(device: torch.device) -> dict[str, Any]:
 def write_json(result: dict[str, Any], path: Path) -> None:
     """Write the result atomically."""
     write_text(json.dumps(result, indent=1) + "\n", path)
+
+
+class Countdown:
+    """Progress of equal parts of work: a line every few seconds, with the time that is left at the pace so far."""
+
+    def __init__(self, total: int, progress: Callable[[str], None], *, every_s: float = 5.0) -> None:
+        self._total, self._progress, self._every = total, progress, every_s
+        self._began = self._said = time.monotonic()
+        self._done = 0
+
+    def part_done(self, what: str) -> None:
+        """One more part is done; `what` describes it."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._said >= self._every and self._done < self._total:
+            self._said = now
+            left = (now - self._began) / self._done * (self._total - self._done)
+            self._progress(f"{what}; about {_duration(left)} left")
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(8), _duration(100), _duration(700)
+    ('10 s', '100 s', '12 min')
+    """
+    return f"{max(10, round(seconds, -1)):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

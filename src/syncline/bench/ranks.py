@@ -22,6 +22,7 @@ from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
 from syncline.report.figures import text_table
 from syncline.trace.record.cpu_time import available_cores
+from syncline.train.rank.join import check_device
 from syncline.train.session.machine import busy_share
 
 Progress = Callable[[str], None]
@@ -48,8 +49,7 @@ def ranks_started(
         raise UsageError("batch, blocks, steps and warm-up must be 1 or more, ranks 2 or more")
     if options.device == "cuda" and options.bandwidth:
         raise UsageError("links are shaped for ranks on a CPU: leave --bandwidth out, or use syncline bench overlap")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' is not available here: use --device cpu")
+    check_device(options.device, option="--device ")
     busy = busy_share(1.0 if options.blocks > 1 else 0.2)  # a single block is a quick run
     warm_up()
     with ExitStack() as stack:

@@ -1,5 +1,6 @@
 """`syncline bench`: one command for each benchmark, with the options that this benchmark has."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,8 +48,9 @@ def codecs(
     shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
     if not shapes:
         raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
-    result = speed.measure(torch_device, names=_codec_names(codecs), shapes=shapes)
     console = Console(stderr=as_json)
+    progress = partial(say, console=console)
+    result = speed.measure(torch_device, names=_codec_names(codecs), shapes=shapes, progress=progress)
     shown = table.console_table(result, width=console.width)
     _finish("codecs", result, shown, console, out=out, page=table.page(result), as_json=as_json)
 
@@ -71,7 +73,7 @@ def convergence(
 
     console = Console(stderr=as_json)
     options = Options(steps=steps or Options.steps, data=data, seed=seed, model=model or Options.model)
-    result = measure(options, _codec_names(codecs), progress=lambda text: say(text, console))
+    result = measure(options, _codec_names(codecs), progress=partial(say, console=console))
     _finish(
         "convergence", result, table.console_table(result), console, out=out, page=table.page(result), as_json=as_json
     )
@@ -113,7 +115,7 @@ def overhead(
         _finish("never-slower", result, shown, console, out=out, as_json=as_json)
         return
     options = bench.options(device, _codec_names(codecs), model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(options, progress=lambda text: say(text, console))
+    result = bench.measure(options, progress=partial(say, console=console))
     _finish("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)
 
 
@@ -134,7 +136,7 @@ def recorder(
 
     console = Console(stderr=as_json)
     options = bench.options(device, model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(options, progress=lambda text: say(text, console))
+    result = bench.measure(options, progress=partial(say, console=console))
     _finish("recorder", result, console_table(result), console, out=out, as_json=as_json)
 
 
@@ -193,7 +195,7 @@ def overlap(
         config = config.override({"compare.strategies": list(chosen)})
     turns = Turns(rounds=rounds, seconds=seconds, steps=most_steps)
     console = Console(stderr=as_json)
-    folder, result = bench.measure(config, turns, out=out, progress=lambda text: say(text, console))
+    folder, result = bench.measure(config, turns, out=out, progress=partial(say, console=console))
     if as_json:
         print_json(result)
     else:
@@ -238,12 +240,13 @@ def _prepare(device: str, threads: int | None, steps: int | None = None, seed: i
     """Check the options that several benchmarks share, set the number of threads; returns the torch device."""
     import torch
 
+    from syncline.train.rank.join import check_device
+
     if steps is not None and not 1 <= steps < 2**31:
         raise UsageError(f"--steps must be at least 1 and below {2**31}, not {steps}")
     if not 0 <= seed < 2**31:
         raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {seed}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise UsageError(f"device '{device}' is not available: use --device cpu")
+    check_device(device, option="--device ")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"--threads must be 1 to {MOST_THREADS}, not {threads}")
     if threads is not None:

@@ -1,6 +1,7 @@
 """Progress of a running session: bars and a table of phases on a terminal, plain lines elsewhere."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ _LETTERS = ("d", "f", "b", "e", "x", "u", ".")  # for terminals without colours
 _WAIT = "exchange and wait"
 _FIRST = "ms per step"
 _LONGEST_BAR, _SHORTEST_BAR = 48, 5  # characters
+_MOST_SILENT_S = 30.0
 _SMALLEST_SHARE = 0.05  # smaller shares are left out of a line
 
 
@@ -46,16 +48,18 @@ class Notes:
 
 
 class Lines(Notes):
-    """Plain lines: the start and the end of a run, and every twentieth step."""
+    """Plain lines: the start and the end of a run, every twentieth step, and a step every half a minute."""
 
     def begin(self, run: RunSpec) -> None:
         self.phases = Phases()
+        self.said = time.monotonic()
         say(f"{_label(run)} ...", self.console)
 
     def step(self, message: dict[str, Any]) -> None:
         number = message["step"] + 1
         self.phases.add(message)
-        if number == 1 or number % 20 == 0:
+        if number == 1 or number % 20 == 0 or time.monotonic() - self.said > _MOST_SILENT_S:
+            self.said = time.monotonic()
             text = f"  step {number}: loss {message['loss']:.4f}, {message['step_ms']:.1f} ms"
             if number > 1 and (words := self.phases.words(self.console.width - len(text) - 2)):
                 text = f"{text}, {words}"

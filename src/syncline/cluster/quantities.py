@@ -1,9 +1,11 @@
-"""Parse and format bandwidths, times and fractions as people write them (`1Gbit`, `5ms`, `0.1%`).
+"""Parse and format bandwidths, times, sizes and fractions as people write them (`1Gbit`, `5ms`, `8GB`, `0.1%`).
 
 >>> parse_bandwidth("1Gbit"), parse_bandwidth("100M"), format_bandwidth(1_500_000_000)
 (1000000000, 100000000, '1.5Gbit')
 >>> parse_time("5ms"), parse_fraction("0.1%")
 (0.005, 0.001)
+>>> parse_bytes("8GB"), parse_bytes("500 MB")
+(8000000000, 500000000)
 """
 
 import math
@@ -13,6 +15,7 @@ from syncline.errors import UsageError
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgGtT]?)(?:(?i:bits?|bit/s|bits/s)|bps|b/s)?")
+_BYTES = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgGtT]?)(i?)[bB]?")
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs)?")
 
@@ -57,3 +60,13 @@ def parse_fraction(text: str | int | float) -> float:
     if not 0 <= fraction < 1:
         raise UsageError(f"'{text}' is not a fraction of packets: write for example 0.1% or 0.001")
     return fraction
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes; `GB` is a thousand million, `GiB` is 2**30."""
+    match = _BYTES.fullmatch(str(text).strip())
+    if match is None or not float(match[1]):
+        raise UsageError(f"'{text}' is not a size: write for example 8GB or 500MB")
+    power = "kmgt".find(match[2].lower()) + 1 if match[2] else 0
+    scale = 1024.0 if match[3] else 1000.0
+    return round(float(match[1]) * scale**power)

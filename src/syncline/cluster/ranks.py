@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline import trust
-from syncline.cluster import forkserver
+from syncline.cluster import forkserver, memory
 from syncline.cluster.nodes import enter
 from syncline.errors import RankFailure, UsageError
 from syncline.files import open_log, open_regular, reason
@@ -94,6 +94,7 @@ def run_ranks(
     The output of rank r goes to `logs/rank{r}.log`. When a rank fails, the others are ended within seconds and
     `RankFailure` names the rank that failed first, with its traceback. A `UsageError` of a rank is raised unchanged.
     """
+    kills = memory.oom_kills()
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     pairs = [context.Pipe(duplex=False) for _ in places]
@@ -114,7 +115,7 @@ def run_ranks(
                 summary = f"cannot be started: {error}"
                 raise RankFailure(f"rank {place.rank} {summary}", rank=place.rank, summary=summary) from None
             sender.close()
-        return _watch(ranks, [receiver for receiver, _ in pairs], places, logs, on_message)
+        return _watch(ranks, [receiver for receiver, _ in pairs], places, logs, on_message, kills)
     finally:
         forkserver.end(ranks)
         for receiver, sender in pairs:
@@ -128,7 +129,9 @@ def _watch(
     places: Sequence[Place],
     logs: Path,
     on_message: Callable[[int, Any], None] | None,
+    kills: int,
 ) -> list[Any]:
+    """Wait for all ranks, or for the first failure; `kills` were the out-of-memory kills before they started."""
     values: dict[int, Any] = {}
     failures: list[_Failure] = []
     open_pipes = dict(enumerate(receivers))
@@ -143,7 +146,7 @@ def _watch(
             except (EOFError, OSError):
                 del open_pipes[index]
                 if index not in values and all(failure.rank != rank for failure in failures):
-                    failures.append(_silent_end(ranks[index], rank, logs))
+                    failures.append(_silent_end(ranks[index], rank, logs, kills))
                 continue
             if kind == "message" and on_message is not None:
                 on_message(rank, content[0])
@@ -163,18 +166,27 @@ def _watch(
     return [values[i] for i in range(len(places))]
 
 
-def _silent_end(process: Any, rank: int, logs: Path) -> _Failure:
+def _silent_end(process: Any, rank: int, logs: Path, kills: int) -> _Failure:
     """The failure of a rank that closed its pipe without a result: killed by a signal, or ended early."""
     now = time.monotonic_ns()
     process.join(forkserver.GRACE_S)
     code = process.exitcode
     if code is not None and code < 0:
-        summary = f"ended by {signal.Signals(-code).name}"
+        summary = f"ended by {signal.Signals(-code).name}{_lack_of_memory(-code, kills)}"
     else:
         summary = f"left with exit code {'unknown' if code is None else code} before it had finished"
     tail = _tail(logs / f"rank{rank}.log")
     cause = next((line.strip() for line in reversed(tail) if "what():" in line or "Error" in line), "")
     return _Failure(rank, now, f"{summary}: {cause}" if cause else summary, "\n".join(tail), signal=True)
+
+
+def _lack_of_memory(number: int, kills: int) -> str:
+    """A remark if the signal came from an out-of-memory killer: the kernel counts its own kills."""
+    if number != signal.SIGKILL:
+        return ""
+    if memory.oom_kills() > kills:
+        return ", out of memory: use a smaller batch, fewer ranks or a smaller model"
+    return ", probably out of memory: this machine has too little for its processes" if memory.is_short() else ""
 
 
 def _tail(path: Path, lines: int = 30) -> list[str]:

@@ -32,16 +32,18 @@ SLIM_BYTES_PER_S = 1.5e9
 """On a slower link one NCCL channel is enough. Each channel takes a share of the GPU while messages are sent."""
 
 
-def parent_group(given: GroupLike) -> dist.ProcessGroup:
-    """The process group for a group, a one-dimensional DeviceMesh, or None (all ranks)."""
+def parent_group(given: GroupLike, *, caller: str = "attach") -> dist.ProcessGroup:
+    """The process group for a group, a one-dimensional DeviceMesh, or None (all ranks). Errors name the `caller`."""
     if not dist.is_available() or not dist.is_initialized():
         raise UsageError(
-            "attach needs a process group: call torch.distributed.init_process_group() first, as under torchrun"
+            f"{caller} needs a process group: call torch.distributed.init_process_group() first, as under torchrun"
         )
     if given is None:
         return world_group()
     if _outside(given):
-        raise UsageError("this rank is not a member of the process group: call attach only on the ranks of the group")
+        raise UsageError(
+            f"this rank is not a member of the process group: call {caller} only on the ranks of the group"
+        )
     if isinstance(given, DeviceMesh):
         if given.ndim != 1:
             names = ", ".join(f"mesh['{name}']" for name in given.mesh_dim_names or ())

@@ -262,7 +262,7 @@ class _BucketExchange:
     def __init__(self, spec: str, *, pattern: str | None, process_group: GroupLike, seed: int) -> None:
         self.codec = codecs.build(spec)
         self.pattern = str(exchanges.check(self.codec, pattern or exchanges.legal(self.codec)[0]))
-        parent = parent_group(process_group)
+        parent = parent_group(process_group, caller="ddp_hook")
         self.groups = Groups(parent, timeout_of(parent, None))
         self.seed, self.step = seed, 0
         self.rank, self.world = self.groups.rank, self.groups.world

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from syncline.cluster.quantities import parse_bytes
 from syncline.errors import UsageError, short, unknown
 from syncline.files import parse_toml, read_json, read_text, real_path, reason
 from syncline.spec import split
@@ -59,6 +60,8 @@ class Cluster:
     bandwidth: str = ""
     latency: str = ""
     loss: float = 0.0
+    memory: str = ""
+    """Memory that all ranks together may use, such as `8GB`; empty: what is free. A run that needs more is refused."""
     changes: Mapping[str, str] = field(default_factory=dict)
     """Bandwidth of the links from a step of each run on, such as `{"20": "100Mbit"}`; "" is no limit."""
 
@@ -168,6 +171,8 @@ def check(config: Config) -> None:
         _check_range(f"--{key}", getattr(cluster, key), least=0, most=MOST_RANKS)
     for size in config.compare.scale:
         _check_range("a world size", size, least=1, most=MOST_RANKS)
+    if cluster.memory:
+        parse_bytes(cluster.memory)
     if not 0 < train.timeout_s < 1e7:
         raise UsageError(f"train.timeout_s must be a positive number of seconds, below 1e7, not {train.timeout_s}")
 

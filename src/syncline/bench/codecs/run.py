@@ -4,7 +4,9 @@
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from syncline.bench.codecs import operators
 from syncline.bench.codecs.speed import measure
 from syncline.bench.codecs.table import COLUMNS, operator_table, page
 from syncline.bench.output import environment, write_json
+from syncline.errors import UsageError
 from syncline.files import write_text
 from syncline.report.figures import tabulate, text_table
 from syncline.spec import split
+from syncline.train.rank.join import check_device
 
 # Numbers of values for the operators: the plain reference is slow on a CPU.
 DEFAULT_COUNTS = {"cuda": "4194304,100000000", "cpu": "262144,16777216"}
@@ -34,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
+    try:
+        check_device(options.device, option="--device ")
+    except UsageError as error:
+        parser.error(str(error))
     device = torch.device(options.device)
     counts = [int(c) for c in (options.counts or DEFAULT_COUNTS[device.type]).split(",")]
     result: dict[str, Any] = {"environment": environment(device), "operators": []}
@@ -44,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result["many_small"] = operators.many_small(device)
     if options.codecs != "":
         names = split(options.codecs) if options.codecs else None
-        result |= measure(device, names=names, budget_s=options.budget)
+        progress = partial(print, file=sys.stderr)
+        result |= measure(device, names=names, budget_s=options.budget, progress=progress)
         print(text_table(*tabulate(COLUMNS, result["rows"])))
     for trial in result.get("variants", []):
         print(trial["operator"].ljust(16), "  ".join(f"{k} {v:.4f}" for k, v in trial["ms"].items()))

@@ -5,14 +5,14 @@ that one rank computes in a step, error feedback included.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncline import codecs
-from syncline.bench.output import environment
+from syncline.bench.output import Countdown, environment
 from syncline.bench.timing import Clock, copy_time, inputs, summarize
 from syncline.codecs.requests import answer, lower
 
@@ -106,12 +106,15 @@ def measure(
     shapes: Sequence[tuple[int, int]] | None = None,
     budget_s: float = 0.5,
     error_steps: Sequence[int] = (1, 100),
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """One row for each codec and size."""
     rows = []
     chosen = list(names) if names is not None else specs()
     errors = {spec: {str(n): error(spec, n, torch.device("cpu")) for n in error_steps} for spec in chosen}
-    for shape in shapes or SHAPES:
+    sizes = shapes or SHAPES
+    parts = Countdown(len(sizes) * len(chosen), progress or (lambda text: None))
+    for shape in sizes:
         count = shape[0] * shape[1]
         grads = inputs(shape, device, most=4)
         copied = copy_time(device, grads, budget_s=budget_s)
@@ -123,5 +126,6 @@ def measure(
             for part in ("encode", "decode", "step"):
                 row[f"{part}_of_copy"] = copied["median"] / max(1e-6, row[f"{part}_ms"]["median"])
             rows.append(row)
+            parts.part_done(f"{spec}, tensors of {4 * count / 1e6:.3g} MB")
         del grads
     return {"environment": environment(device), "rows": rows}

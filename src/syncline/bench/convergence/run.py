@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from syncline import codecs
-from syncline.bench.output import environment
+from syncline.bench.output import Countdown, environment
 from syncline.stats import mean
 from syncline.train.data.fashion_mnist import DEBIAN
 from syncline.train.data.sampler import Sampler
@@ -61,8 +61,14 @@ def measure(
     if data == "auto":
         data = "fashion-mnist" if DEBIAN.exists() else "shapes"
     rows = []
-    for spec in chosen:
-        rows.append(train(spec, options, data=data))
+    steps = Countdown(len(chosen) * options.steps, progress)
+    for number, spec in enumerate(chosen, 1):
+        place = f"{spec} ({number} of {len(chosen)})"
+
+        def step_done(step: int, loss: Tensor, place: str = place) -> None:
+            steps.part_done(f"{place}: step {step} of {options.steps}, loss {loss:.4f}")
+
+        rows.append(train(spec, options, data=data, step_done=step_done))
         progress(f"{spec}: accuracy {rows[-1]['accuracy']:.1%}, loss {rows[-1]['final_loss']:.4f}")
     _against_dense(rows, next(row for row in rows if row["codec"] == DENSE))
     return {
@@ -72,7 +78,9 @@ def measure(
     }
 
 
-def train(spec: str, options: Options, *, data: str) -> dict[str, Any]:
+def train(
+    spec: str, options: Options, *, data: str, step_done: Callable[[int, Tensor], None] | None = None
+) -> dict[str, Any]:
     """Train with one codec: the loss of each step, accuracies at intervals, bytes that a rank sends."""
     codec = codecs.build(spec)
     device = torch.device(options.device)
@@ -111,6 +119,8 @@ def train(spec: str, options: Options, *, data: str) -> dict[str, Any]:
         losses.append(total / options.workers)
         if (step + 1) % options.evaluate_every == 0:
             accuracies.append((step + 1, _accuracy(workload, options.test_samples)))
+        if step_done is not None:
+            step_done(step + 1, losses[-1])
     final = _accuracy(workload, options.final_samples)
     curve: list[float] = torch.stack(losses).tolist()
     return {

@@ -28,6 +28,7 @@ from syncline.trace.record.cpu_time import available_cores
 from syncline.train.config import Config
 from syncline.train.rank.worker import RunSpec
 from syncline.train.session.machine import busy_share, environment
+from syncline.train.session.memory import check_memory
 from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
 from syncline.train.session.run_folder import RunFolder
 from syncline.train.session.runs import list_runs, local_world_size
@@ -68,6 +69,7 @@ def measure(
 ) -> tuple[Path, dict[str, Any]]:
     """Run the contest of `config.compare.strategies`; returns its folder and the content of `overlap.json`."""
     runs = _planned(config)
+    check_memory(config, runs, together=True)
     with emulated_cluster(config) as (cluster, note):
         folder = RunFolder(out or FOLDER, label="overlap")
         result = _started(config, turns, folder, cluster, note)

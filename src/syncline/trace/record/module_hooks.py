@@ -28,7 +28,8 @@ def hook_module(hooks: LoopHooks, model: nn.Module) -> None:
         hooks.cleanup.callback(restore)
         return
     before, after = _forward_hooks(hooks, lambda _: True)
-    hooks.cleanup.callback(model.register_forward_pre_hook(before).remove)
+    # First: the all-gather in the hook of a sharded module (FSDP) is a part of the forward pass.
+    hooks.cleanup.callback(model.register_forward_pre_hook(before, prepend=True).remove)
     hooks.cleanup.callback(model.register_forward_hook(after, always_call=True).remove)
 
 

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from syncline import spec
-from syncline.errors import UsageError
 from syncline.registry import Registry
 
 Batch = tuple[Tensor, ...]
@@ -74,16 +72,3 @@ def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]]
         return DATA.register(name)(Source(tasks, make))
 
     return add
-
-
-def load_data(text: str, need: Need, *, model: str, seed: int) -> Data:
-    """The data set of a spec, made for the model's needs; one of the wrong kind is a `UsageError`."""
-    call = spec.parse_one(text)
-    source = DATA.get(call.name)
-    if need.task not in source.tasks:
-        legal = ", ".join(name for name in DATA.names() if need.task in DATA.get(name).tasks)
-        raise UsageError(f"model '{model}' cannot train on data '{call.name}': it needs {need.task} ({legal})")
-    made: Any = spec.apply(call, source.make, need, seed=seed)
-    if not isinstance(made, Data):
-        raise UsageError(f"data '{call.name}' returned a {type(made).__name__}, not a syncline Data")
-    return made

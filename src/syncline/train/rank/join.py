@@ -16,15 +16,21 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     """The device of `train.device`: ranks share the machine's GPUs in turn."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(name, option="--set train.device=")
     if name == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError("device 'cuda' was asked for and torch sees no GPU: use --set train.device=cpu")
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
-    if name != "cpu":
-        raise UsageError(f"unknown device '{name}': use auto, cpu or cuda")
     return torch.device("cpu")
+
+
+def check_device(name: str, *, option: str) -> None:
+    """Refuse a device that this machine does not have; `option` is how the user names one."""
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{name}': use {option}cpu or {option}cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        why = "torch finds no GPU" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+        raise UsageError(f"there is no device 'cuda' here ({why}): use {option}cpu")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from syncline.train.config import Config
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import Assignment, RunSpec, run_rank
 from syncline.train.session.link_changes import LinkSchedule
+from syncline.train.session.memory import check_memory
 from syncline.train.session.output import SessionOutput, Watcher
 from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
 from syncline.train.session.runs import list_runs, local_world_size
@@ -54,6 +55,7 @@ def _session(
     for size in config.compare.scale if nodes else ():
         if size > nodes and size % nodes:
             raise UsageError(f"{size} ranks do not divide over {nodes} nodes: leave {size} out of --scale")
+    check_memory(config, runs)
     with emulated_cluster(config, servers=max(run.servers for run in runs)) as (cluster, note):
         output = SessionOutput(config, out=out, watcher=watcher, cluster=cluster, note=note, resume=chosen)
         warm_up()

@@ -1,0 +1,61 @@
+"""A fresh folder with what documented commands and programs expect: a recorded run, traces, a script, some text."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))  # the helpers of command-line tests
+
+from documented import ROOT, blocks
+from forked import call
+
+TRAIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1000)
+dist.all_reduce(total)
+print("sum", total[0].item())
+dist.destroy_process_group()
+"""
+RUN = ("train", "--model", "mlp(hidden=16)", "--nproc", "2", "--batch", "8", "--steps", "24", "--out", "run")
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """A small run of DDP on two ranks."""
+    folder = tmp_path_factory.mktemp("recorded")
+    done = call(*RUN, "--set", "train.test_samples=16", cwd=folder)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+@pytest.fixture
+def prepared(tmp_path, recorded):
+    """Prepare a folder for a page: `prepared(page)`."""
+
+    def prepare(page: str) -> Path:
+        folder = tmp_path / "here"
+        folder.mkdir()
+        for name in ("run", "before", "after"):
+            shutil.copytree(recorded, folder / name)
+        trace = recorded / "runs" / "ddp" / "trace.json.gz"
+        for name in ("main", "pr", "syncline-trace"):
+            (folder / name).mkdir()
+            shutil.copy(trace, folder / name / "trace.json.gz")
+        (folder / "profiles").mkdir()
+        for rank in range(2):
+            source = ROOT / "tests" / "trace" / "fixtures" / f"gloo-rank{rank}.json.gz"
+            shutil.copy(source, folder / "profiles" / f"rank{rank}.json.gz")
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "notes").mkdir()
+        (folder / "notes" / "words.txt").write_text(" ".join(f"word{i % 97} of{i % 13}" for i in range(6000)))
+        for name in ("examples", "scripts", "Makefile", "pyproject.toml", "constraints.txt"):
+            (folder / name).symlink_to(ROOT / name)
+        for block in [*blocks(page), *blocks("docs/write-a-compressor.md")]:
+            if block.file:
+                (folder / block.file).write_text(block.text)
+        return folder
+
+    return prepare

@@ -1,0 +1,140 @@
+"""How documented commands and programs run in a test: shorter, with what they expect to find, and what they print.
+
+A command that is not named here runs as it is written, and must end with exit code 0.
+"""
+
+import re
+
+from documented import ROOT
+
+SHORTER = [
+    # Steps keep the model and the batch, so that memory is that of the documented command.
+    (r"^(?!.*auto)(.*syncline (?:compare|train)\b.*?)--steps \d+", r"\1--steps 3"),
+    (r"^(?!.*--(?:steps|resume))(.*syncline (?:compare|train)\b.*)$", r"\1 --steps 3"),
+    (r"^(.*syncline (?:compare|train)\b.*)$", r"\1 --set train.test_samples=32"),
+    (r"--checkpoint-every \d+", "--checkpoint-every 2"),
+    (r"(syncline bench codecs(?!.*--codecs).*)", r"\1 --codecs 'topk,powersgd'"),
+    (r"(syncline bench convergence(?!.*--codecs).*)", r"\1 --codecs 'topk,int8'"),
+    (r"(syncline bench convergence.*)", r"\1 --steps 2"),
+    (r"(syncline bench (?:overhead|recorder)(?!.*--steps).*)", r"\1 --steps 1"),
+    (r"(syncline bench overlap.*?)(?: --rounds \d+)?$", r"\1 --rounds 1 --seconds 0.5 --steps 3"),
+    (r"bench overhead --steps 6", "bench overhead --steps 1 --model 'mlp(hidden=16)'"),
+    (r"before_after.py ../base . --rounds 2", f"before_after.py {ROOT} {ROOT} --rounds 1"),
+    (r"--steps 100:120", "--steps 10:20"),
+    (r"examples/ddp_loop.py", "examples/ddp_loop.py --steps 12"),
+    (r"make (\S+)", r"make --dry-run \1"),
+    (r"\bRUN\b", "run"),
+]
+"""Regular expressions and their replacements, applied to a command in this order."""
+
+NOT_RUN = {
+    r"^pip install": "tests/docs/test_install.py runs it in a clean environment",
+    r"--serve": "serves until Ctrl-C; tests/cli/test_trace_view.py does that",
+    r"^torchrun --nnodes 4": "needs four machines; its options are checked",
+}
+"""Commands whose options are checked only, with the reason."""
+
+NO_GPU = (2, r"there is no device 'cuda' here")
+EXPECTED = {
+    r"--device cuda": NO_GPU,
+    r"--recipe hipress-vgg19": (2, r"needs about .* of memory, and 8 GB are allowed: use "),
+    r"^syncline trace analyze": (0, r"verdict"),
+    r"^syncline trace diff": (0, r"no significant difference"),
+    r"^syncline simulate .*--what": (0, r"as it was .* ms"),
+    r"^syncline (compare|train)": (0, r"report: .*report\.html"),
+    r"^torchrun .* my_ddp\.py": (0, r"loss \d\.\d\d"),
+    r"laws": (0, r"passes all laws"),
+    r"^syncline doctor": (0, r"cores"),
+    r"^syncline list codecs": (0, r"powersgd +rank=4"),
+}
+"""The exit code, and what is in the output (standard output and errors)."""
+
+NEEDS = {r"--recipe hipress-vgg19": " --set cluster.memory=8GB"}
+"""Added to commands that say in the line above them what they need: on a machine with less they are refused."""
+
+PRELUDES = {
+    "README.md": """
+import torch, syncline
+from torch import nn
+model = nn.Linear(20, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+loader = [(torch.randn(4, 20), torch.randn(4, 1))] * 3
+loss_fn = nn.functional.mse_loss
+""",
+    "docs/codecs.md": """
+import torch, torch.distributed as dist
+from syncline import exchange
+from syncline.codecs import *
+from syncline.codecs.algorithms.powersgd import start
+from syncline.codecs.ops import orthonormal
+grads = [[torch.randn(64, 32)] for _ in range(2)]
+names, shapes, states, new_states, step = ["w", "b"], [(64, 32), (7,)], {}, {}, 0
+rank, world = dist.get_rank(), dist.get_world_size()
+link = exchange.connect("allreduce", dist.group.WORLD)
+def grads_of(batch): return [torch.randn(shapes[names.index(name)]) for name in batch.names]
+""",
+    "docs/exchange.md": """
+import torch, torch.distributed as dist, pytest
+from syncline.codecs import DENSE, Merge
+process_group = dist.group.WORLD
+request = Merge(torch.ones(8), DENSE)
+""",
+    "docs/integrations.md": """
+import torch, torch.distributed as dist, syncline
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+rank, model = dist.get_rank(), nn.Linear(64, 64)
+def fresh():
+    return nn.Linear(64, 64)
+""",
+    "docs/pipeline.md": """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.encoder = nn.Linear(4, 4), nn.Module()
+        self.encoder.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+model, loader = Net(), [(1, 2)]
+""",
+    "docs/trace.md": """
+import time, torch.distributed as dist
+from syncline.trace.merge.clocks import measure_clocks, with_drift
+group, rank, ns = dist.group.WORLD, dist.get_rank(), time.perf_counter_ns()
+""",
+}
+PRELUDES |= dict.fromkeys(("docs/engine.md", "docs/recording.md", "docs/why-slow.md"), PRELUDES["README.md"])
+"""What the programs of a page take for granted."""
+
+PYTHON = [
+    (r'codec\("powersgd"', 'codec("documented"'),
+    (r'start\(state, "q", \.\.\.\)', 'start(state, "q", (grad.shape[-1], rank), grad)'),
+    (r"(exchange\.check\(.*\))  # UsageError.*", r"with pytest.raises(ValueError, match='with this codec use'): \1"),
+    (r"model = syncline.DistributedDataParallel\(model\)", "model = syncline.DistributedDataParallel(fresh())"),
+    (r'"runs/vgg11"', '"run"'),
+]
+"""Replacements in programs."""
+
+
+def shortened(command: str) -> str:
+    """The command as a test runs it."""
+    for pattern, replacement in SHORTER:
+        command = re.sub(pattern, replacement, command)
+    return command + "".join(more for pattern, more in NEEDS.items() if re.search(pattern, command))
+
+
+def program(text: str) -> str:
+    """A program as a test runs it."""
+    for pattern, replacement in PYTHON:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def expected(command: str) -> tuple[int, str]:
+    """The exit code and a pattern of the output; the first entry that fits the documented command counts."""
+    return next((value for pattern, value in EXPECTED.items() if re.search(pattern, command)), (0, ""))
+
+
+def why_not_run(command: str) -> str:
+    """Why only the options of a command are checked, or an empty text."""
+    return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, command)), "")
