@@ -20,6 +20,7 @@ SHORTER = [
     (r"(syncline bench overlap.*?)(?: --rounds \d+)?$", r"\1 --rounds 1 --seconds 0.5 --steps 3"),
     (r"bench overhead --steps 6", "bench overhead --steps 1 --model 'mlp(hidden=16)'"),
     (r"before_after.py ../base . --rounds 2", f"before_after.py {ROOT} {ROOT} --rounds 1"),
+    (r" \| jq .*", ""),
     (r"--steps 100:120", "--steps 10:20"),
     (r"examples/ddp_loop.py", "examples/ddp_loop.py --steps 12"),
     (r"make (\S+)", r"make --dry-run \1"),
