@@ -371,7 +371,7 @@ def test_streams_and_process_groups_have_tracks_of_their_own(visit_file: Any, tm
     opened(page)
     tracks = page.evaluate("Syncline.timelines.get(0).layout().groups[0].tracks.map((track) => track.label)")
     assert tracks == [
-        "step", "forward, stream 13", "forward, stream 7", "exchange, group dp (ranks 0, 2), stream 20",
+        "step", "forward, stream 7", "forward, stream 13", "exchange, group dp (ranks 0, 2), stream 20",
         "exchange, group tp (ranks 0-1), stream 20",
     ]  # fmt: skip
     canvas(page).hover(position=spot(page, "exchange"))

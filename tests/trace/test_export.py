@@ -152,7 +152,7 @@ def test_process_groups_and_streams_have_tracks_of_their_own_and_survive_the_fil
     assert sorted(read_chrome_trace(tmp_path / "t.json").spans, key=spans.index) == spans
     events = chrome_trace(Trace.of(spans, split=False))["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == [
-        "forward, stream 13", "forward, stream 7", "exchange, group dp, stream 24", "exchange, group tp, stream 20",
+        "forward, stream 7", "forward, stream 13", "exchange, group dp, stream 24", "exchange, group tp, stream 20",
     ]  # fmt: skip
     write_rank_file(Part(0, spans), tmp_path, world_size=1)
     assert read_rank_file(tmp_path / rank_file_name(0)).part.spans == spans

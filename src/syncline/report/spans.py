@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from syncline.report.figures import one_line, plural
-from syncline.trace.span import LANES, STEP, Span, device_track
+from syncline.trace.span import LANES, STEP, Span, device_track, track_order
 
 LIMIT = 100_000
 """Maximum number of spans of one run in a page."""
@@ -112,7 +112,10 @@ def _tracks(spans: Iterable[Span]) -> list[tuple[tuple[int, str, str], list[Span
     for span in spans:
         found[span.rank, span.lane, device_track(span)].append(span)
     place = {lane: number for number, lane in enumerate(ORDER)}
-    return sorted(found.items(), key=lambda item: (item[0][0], place.get(item[0][1], len(ORDER)), *item[0][1:]))
+    return sorted(
+        found.items(),
+        key=lambda item: (item[0][0], place.get(item[0][1], len(ORDER)), item[0][1], track_order(item[0][2])),
+    )
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:

@@ -1,5 +1,6 @@
 """The span, the one record of time, with the names of lanes, phases and process groups that all of `trace` uses."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -85,6 +86,17 @@ def device_track(span: Span) -> str:
     'group tp, stream 20'
     """
     return ", ".join(f"{what} {name}" for what, name in (("group", span.group), ("stream", span.stream)) if name)
+
+
+def track_order(track: str) -> list[tuple[int, str]]:
+    """A key that sorts tracks by their names, with numbers in them by value.
+
+    >>> sorted(["stream 13", "stream 7"], key=track_order)
+    ['stream 7', 'stream 13']
+    """
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", track)
+    ]
 
 
 def group_label(name: str, ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from syncline.trace.formats.chrome_events import Event, micros, names, slots, write_events
 from syncline.trace.merge.exchanges import Exchange
 from syncline.trace.merge.merge_ranks import Trace
-from syncline.trace.span import LANES, STEP, Span, device_track
+from syncline.trace.span import LANES, STEP, Span, device_track, track_order
 
 FORMAT = "syncline trace 1"
 _ORDER = (STEP, *LANES)
@@ -56,7 +56,7 @@ def _tracks(spans: Sequence[Span]) -> tuple[list[int], list[Event]]:
     for rank in sorted(lanes):
         # From 1: Perfetto takes thread 0 of process 0 for an idle processor.
         labels: list[str] = []
-        for lane, track in sorted(lanes[rank], key=lambda key: (_ORDER.index(key[0]), key[1])):
+        for lane, track in sorted(lanes[rank], key=lambda key: (_ORDER.index(key[0]), track_order(key[1]))):
             members = lanes[rank][lane, track]
             chosen = slots((spans[i].start, spans[i].end) for i in members)
             for index, slot in zip(members, chosen, strict=True):

@@ -20,8 +20,12 @@ Syncline.timeline = (() => {
 
     const redraw = Syncline.perFrame(() => draw());
     const view = Syncline.view.of(set, () => { box.hide(); hovered = null; redraw(); });
-    const named = set.rows.some((row) => row.track); // names of groups and streams need room
-    const gutter = () => (scroller.clientWidth < 560 ? 68 : named ? 168 : 84);
+    const room = () => { // for the names of groups and streams
+      const ctx = canvas.getContext("2d");
+      ctx.font = `11px ${shades.get().font}`;
+      return Math.max(...layout.groups.flatMap((group) => group.tracks.map((track) => ctx.measureText(track.label).width)), 0) + 18;
+    };
+    const gutter = () => (scroller.clientWidth < 560 ? 68 : Math.min(280, Math.max(84, Math.ceil(room()))));
     const plot = () => ({ left: gutter(), right: scroller.clientWidth - REST });
     const bars = Syncline.stepbars.open(panel.querySelector(".stepbars"), trace.steps, { pick: (number) => pick(number) });
 
