@@ -55,11 +55,13 @@ def rounded(value: float | None) -> float | None:
 
 @_or_dash
 def duration(ms: float) -> str:
-    """Milliseconds, as ms below 10 s and as seconds above.
+    """Milliseconds, as µs below 0.1 ms and as seconds from 10 s on.
 
-    >>> duration(885.4), duration(22359.2), duration(None)
-    ('885 ms', '22.4 s', '-')
+    >>> duration(885.4), duration(22359.2), duration(0.0496), duration(None)
+    ('885 ms', '22.4 s', '49.6 µs', '-')
     """
+    if 0 < abs(ms) < 0.1:
+        return f"{significant(ms * 1000)} µs"
     return f"{significant(ms / 1000)} s" if abs(ms) >= 10_000 else f"{significant(ms)} ms"
 
 
