@@ -85,6 +85,14 @@ def test_sequence_numbers_match_collectives_of_ranks_that_count_steps_differentl
     assert [exchange.joined.keys() for exchange in merged.exchanges] == [{0, 1}] * STEPS
 
 
+def test_clocks_that_agree_are_left_alone_and_a_clock_that_is_behind_is_set_forward():
+    notes, _ = align([trace(0), trace(1, host="b", offset_ms=0.002), trace(2, host="c", offset_ms=-4.0)])
+    assert notes == [
+        "the clock of rank 1 was taken as it is: 6 collectives end at the same time on all hosts",
+        "the clock of rank 2 was set forward by 4.001 ms: 6 collectives end that far apart, within 0.000 ms",
+    ]
+
+
 def test_without_a_common_collective_clocks_are_not_comparable():
     traces = [trace(0, group="x"), trace(1, host="b", group="y")]
     notes, aligned = align(traces)

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.stats import median
+from syncline.stats import mean
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.merge.exchanges import Member
 
 
 @dataclass(frozen=True)
 class UnitRow:
-    """Medians over the ranks and steady steps that have the unit; times are ms from the start of the step."""
+    """Means over the ranks and usual steps that have the unit; times are ms from the start of the step."""
 
     unit: str
     name: str
@@ -74,7 +74,7 @@ def _row(
         )
         rows.append((sum(one.bytes for one in members), *(ns / 1e6 for ns in times)))
     columns = list(zip(*rows, strict=True))
-    size, first, launch, end, wait, transfer = (median(column) for column in columns[:-1])
+    size, first, launch, end, wait, transfer = (mean(column) for column in columns[:-1])
     ranks = len({rank for rank, _ in of})
     return UnitRow(
         unit=unit,

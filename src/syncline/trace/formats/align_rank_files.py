@@ -16,6 +16,7 @@ from syncline.trace.formats.trace_file import RankTrace
 from syncline.trace.span import STEP, Span, group_label, rank_list
 
 _FEWEST = 3
+_AGREE = 10_000  # nanoseconds: ends of a collective that differ by less on two hosts are the same time
 _MOST_WAYS = 200  # ways to make up the ranks from groups that are compared
 
 _Ranks = tuple[int, ...]
@@ -39,13 +40,17 @@ def align(traces: Sequence[RankTrace]) -> tuple[list[str], bool]:
             notes.append(f"{who}: too few collectives with rank {traces[0].rank} and its like to compare their clocks")
             aligned = False
             continue
+        placed += mine
+        within = f"{found} collectives end that far apart, within {spread / 1e6:.3f} ms"
+        if abs(offset) <= max(spread, _AGREE):
+            notes.append(
+                f"the clock of {who} was taken as it is: {found} collectives end at the same time on all hosts"
+            )
+            continue
         for trace in mine:
             trace.spans = [replace(span, start=span.start - offset, end=span.end - offset) for span in trace.spans]
-        notes.append(
-            f"the clock of {who} was set back by {offset / 1e6:.3f} ms: {found} collectives end that far apart, within"
-            f" {spread / 1e6:.3f} ms"
-        )
-        placed += mine
+        way = "back" if offset > 0 else "forward"
+        notes.append(f"the clock of {who} was set {way} by {abs(offset) / 1e6:.3f} ms: {within}")
     for mine in hosts:
         if len(mine) > 1:
             ranks = rank_list([trace.rank for trace in mine])
