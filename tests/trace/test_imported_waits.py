@@ -13,23 +13,41 @@ WAITS = FIXTURES / "waits"
 LATE_MS = 40
 
 
-def test_a_rank_that_is_late_for_the_broadcast_of_buffers_is_the_straggler():
-    told = analyze(WAITS / "batchnorm-gloo")
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_rank_that_is_late_for_the_broadcast_of_buffers_is_the_straggler(backend):
+    told = analyze(WAITS / f"batchnorm-{backend}")
     assert told.verdict.kind == "straggler"
     assert told.verdict.sentence.startswith("Rank 0 is late, delayed in data loading")
-    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.05)
+    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.1)
     waiting = told.ranks[1].breakdown_ms
-    assert waiting["wait"] == pytest.approx(LATE_MS, rel=0.05)
+    assert waiting["wait"] == pytest.approx(LATE_MS, rel=0.1)
     assert waiting["forward"] < 2
 
 
-def test_groups_of_a_mesh_are_matched_apart_and_the_cause_of_a_chain_of_waits_is_found():
-    trace = load(WAITS / "mesh-gloo")
-    assert trace.notes == ("ranks 0-3 ran on host vm: its clock was taken as it is",)
-    assert {tuple(exchange.joined) for exchange in trace.exchanges} == {(0, 1), (2, 3), (0, 2), (1, 3)}
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_groups_of_a_mesh_are_matched_apart_and_the_cause_of_a_chain_of_waits_is_found(backend):
+    trace = load(WAITS / f"mesh-{backend}")
+    groups = {exchange.group: tuple(exchange.joined) for exchange in trace.exchanges}
+    assert groups == {
+        "1 (ranks 0-1)": (0, 1),
+        "2 (ranks 2-3)": (2, 3),
+        "3 (ranks 0, 2)": (0, 2),
+        "4 (ranks 1, 3)": (1, 3),
+    }
+    assert backend == "nccl" or trace.notes == ("ranks 0-3 ran on host vm: its clock was taken as it is",)
     told = analyze(trace)
     assert told.verdict.sentence.startswith("Rank 3 is late, delayed in data loading")
-    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.05)
+    # The four ranks of the GPU share it in turn, so that a part of the delay hides behind the others' transfers.
+    assert told.verdict.recoverable_ms == pytest.approx(LATE_MS, rel=0.05 if backend == "gloo" else 0.35)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_rank_of_a_recording_on_gpus_is_found_though_the_host_waits_between_steps(late):
+    told = analyze(WAITS / "recorded-cuda" / f"late-{late}.json.gz")
+    assert told.verdict.kind == "straggler"
+    assert told.verdict.sentence.startswith(f"Rank {late} is late, delayed in the time between steps")
+    assert told.verdict.recoverable_ms == pytest.approx(30, rel=0.1)
+    assert told.ranks[1 - late].breakdown_ms["between"] < 1, "the GPU was waiting meanwhile"
 
 
 def step(number, start, end):
@@ -72,7 +90,7 @@ def test_kernels_whose_launch_was_before_the_profile_are_in_no_step(tmp_path):
     assert told.step_ms["p95"] < 1.05 * told.step_ms["median"], "the first step was 1.6 times as long as the others"
 
 
-@pytest.mark.parametrize("folder", ["batchnorm-gloo", "mesh-gloo"])
+@pytest.mark.parametrize("folder", ["batchnorm-gloo", "mesh-gloo", "batchnorm-nccl", "mesh-nccl"])
 def test_no_figure_contradicts_another(folder):
     told = analyze(WAITS / folder)
     step_ms = told.step_ms["usual"]

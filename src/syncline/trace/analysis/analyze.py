@@ -166,7 +166,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         bound=limit,
         startup=start,
         loads=host_loads(about, prepared.ranks, steady, awaited=awaited),
-        on_gpu=about.get("backend") == "nccl",
+        on_gpu=trace.on_gpu,
         communication=hidden_share(prepared, steady, "exchange"),
         transferring=frozenset(member.rank for member in members if member.transfer is not None),
         hidden_by={lane: hidden_by(lane, prepared, steady) for lane in ("data", "between")},

@@ -61,7 +61,7 @@ def hidden_by(lane: str, trace: Prepared, steps: Sequence[int]) -> dict[int, tup
         if not any(span.lane == lane for span in trace.spans[rank]):
             result[rank] = (0.0,) * len(steps)
             continue
-        without = timeline([span for span in trace.spans[rank] if span.lane != lane])
+        without = timeline([span for span in trace.spans[rank] if span.lane != lane], on_gpu=trace.on_gpu)
         shown = [without.totals(*trace.bounds[rank][step]) for step in steps]
         result[rank] = tuple(
             sum(other[phase] - trace.parts[rank][step][phase] for phase in ("exposed_encode", "exposed_exchange")) / 1e6

@@ -29,6 +29,7 @@ class Prepared:
     parts: dict[int, dict[int, dict[str, int]]] = field(default_factory=dict)
     """Nanoseconds by rank, step and phase."""
     notes: tuple[str, ...] = ()
+    on_gpu: bool = False
     recorded: dict[int, list[Bounds]] = field(default_factory=dict)
     """By rank: the times that are recorded, if steps are missing between them; else empty."""
     exposed: dict[Span, float] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
         notes.append(f"{plural(lost, 'step')} that not every rank has: left out")
     ordered = {r: sorted(mine, key=lambda s: (s.start, s.end)) for r, mine in sorted(by_rank.items()) if mine}
     recorded = {rank: _recorded(of, chosen=steps is not None) for rank, of in bounds.items()}
-    timelines = {rank: timeline(mine, within=recorded[rank]) for rank, mine in ordered.items()}
+    timelines = {rank: timeline(mine, within=recorded[rank], on_gpu=trace.on_gpu) for rank, mine in ordered.items()}
     return Prepared(
         ranks=ranks,
         steps=tuple(common),
@@ -89,6 +90,7 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
         bounds={rank: bounds[rank] for rank in ranks},
         parts={rank: {step: timelines[rank].totals(*bounds[rank][step]) for step in common} for rank in ranks},
         notes=tuple(notes),
+        on_gpu=trace.on_gpu,
         recorded=recorded,
         exposed={
             span: ns

@@ -9,17 +9,23 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncline.trace.span import BLOCKED, PHASES, STEP, Span
+from syncline.trace.span import BLOCKED, COMPUTE_LANES, PHASES, STEP, Span
 
-_PRIORITY = ("forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait")
-_PLACE = {lane: place for place, lane in enumerate(_PRIORITY)}
+_COMMUNICATION = ("encode", "decode", "exchange", "wait")
+_ORDER = (*COMPUTE_LANES, "data", "between", *_COMMUNICATION)
+_GPU_ORDER = (*COMPUTE_LANES, *_COMMUNICATION, "data", "between")
 _RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
-_PHASE_OF = [PHASES.index(_RENAMED.get(lane, lane)) for lane in _PRIORITY]
 _EXCHANGE, _WAIT, _OTHER = (PHASES.index(phase) for phase in ("exposed_exchange", "wait", "other"))
 _EVER = -(1 << 63)
-_BY_SPAN = _PLACE["exchange"]  # from this lane on, visible time is also counted for each span
-# By the set of active lanes (one bit each): the phase of the lane with the highest priority.
-_TOP = [_OTHER] + [_PHASE_OF[(lanes & -lanes).bit_length() - 1] for lanes in range(1, 1 << len(_PRIORITY))]
+
+
+def _top_phases(order: Sequence[str]) -> list[int]:
+    """By the set of active lanes (one bit each): the phase of the lane that comes first."""
+    phases = [PHASES.index(_RENAMED.get(lane, lane)) for lane in order]
+    return [_OTHER] + [phases[(lanes & -lanes).bit_length() - 1] for lanes in range(1, 1 << len(order))]
+
+
+_TOP, _GPU_TOP = _top_phases(_ORDER), _top_phases(_GPU_ORDER)
 
 
 @dataclass(frozen=True)
@@ -56,21 +62,24 @@ class Timeline:
         return result
 
 
-def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -> Timeline:
+def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = (), on_gpu: bool = False) -> Timeline:
     """The phases of ONE rank; `exposed` has the order of `spans`.
 
-    `within`: only time inside these intervals counts as exposed, because outside nobody knows what else ran.
+    `within`: only time inside these intervals counts as exposed, because outside nobody knows what else ran. `on_gpu`:
+    data loading and the time between steps are the host's, and count only while the GPU has nothing to do.
     """
+    order, top = (_GPU_ORDER, _GPU_TOP) if on_gpu else (_ORDER, _TOP)
+    place_of = {lane: place for place, lane in enumerate(order)}
     edges = [edge for start, end in within if end > start for edge in ((start, 1, -1), (end, -1, -1))]
     for index, span in enumerate(spans):
-        if span.end > span.start and span.lane in _PLACE:
+        if span.end > span.start and span.lane in place_of:
             edges += [(span.start, 1, index), (span.end, -1, index)]
     edges.sort()
-    places = [_PLACE.get(span.lane, -1) for span in spans]
+    places = [place_of.get(span.lane, -1) for span in spans]
     starts: list[int] = []
     kinds: list[int] = []
     before: tuple[list[int], ...] = tuple([] for _ in PHASES)
-    exposed, totals, active = [0.0] * len(spans), [0] * len(PHASES), [0] * len(_PRIORITY)
+    exposed, totals, active = [0.0] * len(spans), [0] * len(PHASES), [0] * len(order)
     exchanges: dict[int, None] = {}
     waits: dict[int, None] = {}  # in the order of their starts
     under_way, kind, at, known = 0, -1, 0, int(not within)
@@ -91,13 +100,14 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = ()) -
         place = places[index]
         active[place] += change
         under_way = under_way | 1 << place if active[place] else under_way & ~(1 << place)
-        if place >= _BY_SPAN and spans[index].name != BLOCKED:
-            kept = exchanges if place == _BY_SPAN else waits
+        lane = spans[index].lane
+        if lane in ("exchange", "wait") and spans[index].name != BLOCKED:
+            kept = exchanges if lane == "exchange" else waits
             if change > 0:
                 kept[index] = None
             else:
                 del kept[index]
-        now = _TOP[under_way]
+        now = top[under_way]
         if starts and starts[-1] == time:
             kinds[-1] = now
         elif now != kind:
@@ -133,14 +143,15 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in busy_periods(intervals))
 
 
-def partition(spans: Iterable[Span]) -> dict[int, dict[str, int]]:
+def partition(spans: Iterable[Span], *, on_gpu: bool = False) -> dict[int, dict[str, int]]:
     """Nanoseconds by phase for each step of ONE rank; they sum to that step's wall time exactly.
 
-    A span counts in every step that it overlaps: an exchange may end in the next step's forward pass.
+    A span counts in every step that it overlaps: an exchange may end in the next step's forward pass. `on_gpu`: the
+    rank computes on a GPU, so that data loading counts only while the GPU has nothing to do.
     """
     spans = list(spans)
     bounds = {span.step: (span.start, span.end) for span in spans if span.lane == STEP}
-    phases = timeline(spans)
+    phases = timeline(spans, on_gpu=on_gpu)
     return {step: phases.totals(*bounds[step]) for step in sorted(bounds)}
 
 

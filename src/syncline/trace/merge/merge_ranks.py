@@ -101,6 +101,11 @@ class Trace:
         return error
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether its compute ran on GPUs, so that data loading and other work of the host may run behind it."""
+        return self.metadata.get("backend") == "nccl" or any(span.stream for span in self.spans)
+
+    @property
     def folder(self) -> Path:
         """The folder that it was read from."""
         return self.path if self.path.is_dir() else self.path.parent

@@ -50,7 +50,7 @@ class LivePhases:
         # Exchanges of the step before may reach into the first.
         spans = [s for s in recorder.spans(steps[0] - 1) if s.lane != STEP or s.step >= steps[0]]
         found = {}
-        for step, parts in partition(spans).items():
+        for step, parts in partition(spans, on_gpu=recorder.device.type == "cuda").items():
             found[step] = dict.fromkeys(LIVE_PHASES, 0.0)
             for phase, ns in parts.items():
                 found[step][_LIVE_NAMES.get(phase, phase)] += ns / 1e6

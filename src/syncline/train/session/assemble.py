@@ -57,7 +57,8 @@ def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, fir
     """The row of one rank. Steps before a resume have times but no spans, so they are not in the shares."""
     series = history.step_ms[: history.resumed_at[-1]] if history.resumed_at else []
     series += [(s.end - s.start) / 1e6 for s in sorted(spans, key=lambda s: s.step) if s.lane == "step"]
-    steps = partition(s for s in spans if s.step >= first_complete) or partition(spans)
+    on_gpu = record.backend == "nccl"
+    steps = partition((s for s in spans if s.step >= first_complete), on_gpu=on_gpu) or partition(spans, on_gpu=on_gpu)
     first = min(steps, default=None)
     planned = sorted({s.step + 1 for s in spans if s.name == REPLAN})
     # Until its first plan the engine measures: these steps count as start-up, too.
