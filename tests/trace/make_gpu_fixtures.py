@@ -182,17 +182,31 @@ def cut(source, target, *, steps):
     """The first `steps` profiled steps of a trace, with the events and fields that readers use."""
     trace = json.loads(gzip.decompress(Path(source).read_bytes()))
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e.get("cat") in KEPT_CATEGORIES]
-    marks = sorted(e["ts"] + e["dur"] for e in events if e["cat"] != "kernel" and e["name"].startswith("ProfilerStep#"))
-    host = [e for e in events if not e["cat"].startswith(("kernel", "gpu_")) and e["ts"] < marks[steps - 1]]
-    launched = {e["args"]["correlation"] for e in host if "correlation" in e.get("args", {})}
-    device = [e for e in events if e["cat"].startswith(("kernel", "gpu_")) and e["args"]["correlation"] in launched]
-    for event in (*host, *device):
+    on_device = [e for e in events if e["cat"].startswith(("kernel", "gpu_"))]
+    on_host = [e for e in events if not e["cat"].startswith(("kernel", "gpu_"))]
+    end = sorted(e["ts"] + e["dur"] for e in on_host if e["name"].startswith("ProfilerStep#"))[steps - 1]
+    on_host = list(outermost([e for e in on_host if e["ts"] < end]))
+    launched = {e["args"]["correlation"] for e in on_host if "correlation" in e.get("args", {})}
+    on_device = [e for e in on_device if e["args"]["correlation"] in launched]
+    for event in (*on_host, *on_device):
         event["args"] = {key: value for key, value in event.get("args", {}).items() if key in KEPT_ARGS}
+        event["name"] = event["name"][:160]
         if event["cat"] == "cpu_op" and not event["name"].startswith(("c10d::", "record_param_comms")):
-            event["args"] = {}
+            del event["args"]
     header = {k: trace[k] for k in ("schemaVersion", "distributedInfo", "baseTimeNanoseconds") if k in trace}
-    text = json.dumps({**header, "traceEvents": [*host, *device]}, separators=(",", ":"))
+    text = json.dumps({**header, "traceEvents": [*on_host, *on_device]}, separators=(",", ":"))
     Path(target).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def outermost(events):
+    """The events without operators of torch that lie inside others of their thread."""
+    ends = {}
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        if event["name"].startswith("aten::"):
+            if event["ts"] + event["dur"] <= ends.get(event["tid"], 0):
+                continue
+            ends[event["tid"]] = event["ts"] + event["dur"]
+        yield event
 
 
 if __name__ == "__main__":
