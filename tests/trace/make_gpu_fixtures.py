@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from syncline.cluster.gpu import mps_daemon
 
+FEATURES = 16  # of a token: inputs are small, so that copies of them take no time
 WARMUP, WORLD = 12, 2  # DDP synchronises in its first ten steps, to log times
 KEPT_ARGS = frozenset(
     {"correlation", "stream", "Input Dims", "Input type", "Collective name", "In msg nelems", "Out msg nelems", "dtype",
@@ -80,6 +81,7 @@ class Transformer(nn.Module):
 
     def __init__(self, *, check=False, layers=6, width=1024):
         super().__init__()
+        self.first = nn.Linear(FEATURES, width)
         self.blocks, self.check = nn.ModuleList(Block(width) for _ in range(layers)), check
 
     def checked(self, x):
@@ -89,6 +91,7 @@ class Transformer(nn.Module):
         return x
 
     def forward(self, x):
+        x = self.first(x)
         for block in self.blocks:
             x = block(x, self.checked)
         return x
@@ -100,10 +103,10 @@ def finite(x):
 
 
 LOOPS = {
-    "healthy": (Transformer, (48, 512, 1024), {}),
-    "sync-bound": (lambda: Transformer(check=True), (48, 512, 1024), {"copies": True}),
+    "healthy": (Transformer, (48, 512, FEATURES), {}),
+    "sync-bound": (lambda: Transformer(check=True), (48, 512, FEATURES), {"copies": True}),
     "host-bound": (Tiny, (32, 64), {}),
-    "input-bound": (Transformer, (8, 512, 1024), {"delay": 0.05}),
+    "input-bound": (Transformer, (8, 512, FEATURES), {"delay": 0.05}),
 }
 
 
@@ -136,6 +139,34 @@ def step_time(model, data, steps, **options):
 
     loop(model, data, steps, each, **options)
     return (ends[-1] - ends[WARMUP - 1]) * 1e3 / (steps - WARMUP)
+
+
+def graphed_step_time(model, shape, steps):
+    """Milliseconds per step of the same training, replayed as one CUDA graph: the host launches once per step."""
+    x = torch.randn(shape, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True, capturable=True)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            y = model(x)
+        y.float().square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e3 / steps
 
 
 def record(model, data, steps, path, **options):
@@ -173,7 +204,7 @@ def ranks(rank, folder, out, steps):
     dist.init_process_group("nccl", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
     torch.manual_seed(0)
     model = DistributedDataParallel(Transformer(layers=3).cuda(), bucket_cap_mb=8)
-    data = [batch.pin_memory() for batch in DataLoader(Batches(30, (4, 512, 1024)), batch_size=None)]
+    data = [batch.pin_memory() for batch in DataLoader(Batches(30, (32, 512, FEATURES)), batch_size=None)]
     record(model, data, steps, Path(out) / f"ddp-rank{rank}.json")
     dist.destroy_process_group()
 
@@ -185,9 +216,9 @@ def cut(source, target, *, steps):
     on_device = [e for e in events if e["cat"].startswith(("kernel", "gpu_"))]
     on_host = [e for e in events if not e["cat"].startswith(("kernel", "gpu_"))]
     end = sorted(e["ts"] + e["dur"] for e in on_host if e["name"].startswith("ProfilerStep#"))[steps - 1]
+    later = correlations(e for e in on_host if e["ts"] >= end)
     on_host = list(outermost([e for e in on_host if e["ts"] < end]))
-    launched = {e["args"]["correlation"] for e in on_host if "correlation" in e.get("args", {})}
-    on_device = [e for e in on_device if e["args"]["correlation"] in launched]
+    on_device = [e for e in on_device if e["args"]["correlation"] not in later]
     for event in (*on_host, *on_device):
         event["args"] = {key: value for key, value in event.get("args", {}).items() if key in KEPT_ARGS}
         event["name"] = event["name"][:160]
@@ -196,6 +227,11 @@ def cut(source, target, *, steps):
     header = {k: trace[k] for k in ("schemaVersion", "distributedInfo", "baseTimeNanoseconds") if k in trace}
     text = json.dumps({**header, "traceEvents": [*on_host, *on_device]}, separators=(",", ":"))
     Path(target).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def correlations(events):
+    """The numbers that tie calls of the host to kernels."""
+    return {e["args"]["correlation"] for e in events if "correlation" in e.get("args", {})}
 
 
 def outermost(events):
@@ -213,6 +249,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=[*LOOPS, "ddp"], default=[*LOOPS, "ddp"])
     parser.add_argument("--cut", nargs=2, metavar=("TRACE", "STEPS"), help="cut this trace instead of recording")
     chosen = parser.parse_args()
     if chosen.cut:
@@ -221,10 +258,13 @@ if __name__ == "__main__":
         torch.backends.cuda.matmul.allow_tf32 = True
         found = {}
         for loop_name in LOOPS:
-            found[loop_name] = single(loop_name, chosen.out, chosen.steps)
-            print(loop_name, f"{found[loop_name]:.2f} ms per step")
+            if loop_name in chosen.only:
+                found[loop_name] = single(loop_name, chosen.out, chosen.steps)
+        if "host-bound" in chosen.only:
+            found["host-bound, as a CUDA graph"] = graphed_step_time(Tiny().cuda(), LOOPS["host-bound"][1], 100)
         (chosen.out / "steps.json").write_text(json.dumps({"device": torch.cuda.get_device_name(), "ms": found}))
-        with mps_daemon() as environment:
-            os.environ.update(environment, CUDA_DEVICE_MAX_CONNECTIONS="32")
-            mp.spawn(ranks, args=(str(chosen.out), str(chosen.out), chosen.steps), nprocs=WORLD)
-        (chosen.out / "store").unlink(missing_ok=True)
+        if "ddp" in chosen.only:
+            with mps_daemon() as environment:
+                os.environ.update(environment, CUDA_DEVICE_MAX_CONNECTIONS="32")
+                mp.spawn(ranks, args=(str(chosen.out), str(chosen.out), chosen.steps), nprocs=WORLD)
+            (chosen.out / "store").unlink(missing_ok=True)

@@ -26,7 +26,7 @@ def test_a_loop_that_keeps_its_gpu_busy():
     found = analyze(load(LOOPS / "healthy.json.gz"))
     assert {finding.kind for finding in found.findings} <= {"input-bound"}
     # Its inputs of 100 MB are copied on the stream of the kernels; nobody timed a loader.
-    assert "its input to the GPU" in found.verdict.sentence
+    assert "copies of its input to the GPU" in found.verdict.sentence
     assert found.gpu.ranks[0].idle_ms < 0.05 * found.step_ms["mean"]
     assert next(iter(found.gpu.classes)) == "matmul"
     assert "attention" in found.gpu.classes
