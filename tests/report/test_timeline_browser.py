@@ -327,7 +327,8 @@ def test_the_diagnosis_is_above_the_timeline(visit_file: Any, folder: Path) -> N
     assert names() == falling[::-1]
 
 
-def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path, backend: str) -> None:
     noise = random.Random(3)
     made = [
         Span(rank, "step", "step", "", step, 1000 * step, 1000 * step + 990) for rank in (0, 1) for step in range(5)
@@ -336,7 +337,7 @@ def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path) 
         start = noise.randrange(4900)
         end = start + noise.choice((0, 3, 40, 300, 1500))
         made.append(Span(noise.randrange(2), noise.choice(LANES), "x", "u", min(start // 1000, 4), start, end))
-    source = Trace.of(made, path=tmp_path, split=False)
+    source = Trace.of(made, path=tmp_path, split=False, metadata={"backend": backend})
     (tmp_path / "page.html").write_text(render_view([panel(source, label="x")], title="x", source="x"))
     page = visit_file(tmp_path / "page.html")
     opened(page)
@@ -354,7 +355,7 @@ def test_the_row_under_a_rank_is_the_partition(visit_file: Any, tmp_path: Path) 
         }));
     }"""
     for rank, step, sums in page.evaluate(code):
-        wanted = partition([span for span in made if span.rank == rank])[step]
+        wanted = partition([span for span in made if span.rank == rank], on_gpu=backend == "nccl")[step]
         assert sums == {phase: ns for phase, ns in wanted.items() if ns}, (rank, step)
 
 

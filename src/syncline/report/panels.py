@@ -141,7 +141,7 @@ def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, in
         more_units=max(0, len(units) - MAX_UNITS),
         data={
             "label": label,
-            "spans": columns(chosen.spans),
+            "spans": columns(chosen.spans, on_gpu=source.on_gpu),
             "gap": chosen.gap,
             "steady": (analysis.get("steps") or {}).get("steady_first") or 0,
             "steps": [

@@ -71,8 +71,8 @@ def _first_and_last(steps: list[int], counts: Counter[int], limit: int) -> set[i
     return kept
 
 
-def columns(spans: Sequence[Span]) -> dict[str, Any]:
-    """The spans as plain data, strict JSON."""
+def columns(spans: Sequence[Span], *, on_gpu: bool = False) -> dict[str, Any]:
+    """The spans as plain data, strict JSON. `on_gpu`: as in `partition`."""
     origin = min((span.start for span in spans), default=0)
     strings: dict[str, int] = {}
 
@@ -103,6 +103,7 @@ def columns(spans: Sequence[Span]) -> dict[str, Any]:
         "length": _packed(lengths),
         "kind": _packed(which),
         "step": _packed(steps),
+        "gpu": on_gpu,
     }
 
 

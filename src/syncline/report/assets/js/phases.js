@@ -5,7 +5,9 @@ Syncline.phases = (() => {
   const { first } = Syncline.spans;
   const PRIORITY = ["forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait", "step"];
   const PHASE = ["forward", "backward", "update", "data", "between", "exposed_encode", "exposed_encode", "exposed_exchange", "wait", "other"];
-  const COVER = 5; // lanes of the training thread's own work: they hide the others
+  // Lanes of the training thread's own work hide the others. On a GPU, the host's lanes (data, between) come last.
+  const COVER = (set) => (set.gpu ? 3 : 5);
+  const ORDER = (set) => (set.gpu ? [0, 1, 2, 5, 6, 7, 8, 3, 4, 9] : PRIORITY.map((_, place) => place));
   const CODES = 32;
   const HIDEABLE = new Set(["exchange", "encode", "decode", "wait"]);
 
@@ -22,6 +24,7 @@ Syncline.phases = (() => {
       }
     }
     edges.sort();
+    const order = ORDER(set);
     const bracketed = spans.some((row) => row.lane === "step");
     const active = new Int32Array(PRIORITY.length);
     const [start, end, phase] = [[], [], []];
@@ -38,14 +41,14 @@ Syncline.phases = (() => {
       time = moment;
       active[code >> 1] += code & 1 ? 1 : -1;
       // Time outside all steps belongs to no phase.
-      current = bracketed && active[PRIORITY.length - 1] <= 0 ? -1 : active.findIndex((count) => count > 0);
+      current = bracketed && active[PRIORITY.length - 1] <= 0 ? -1 : order.find((place) => active[place] > 0) ?? -1;
     }
     return { start: Float64Array.from(start), end: Float64Array.from(end), phase: Uint8Array.from(phase) };
   };
 
   // Intervals in which compute runs, merged where they touch, with the total compute time before each.
   const covered = (set, rows) => {
-    const pieces = rows.filter((row) => PRIORITY.indexOf(row.lane) >= 0 && PRIORITY.indexOf(row.lane) < COVER);
+    const pieces = rows.filter((row) => PRIORITY.indexOf(row.lane) >= 0 && PRIORITY.indexOf(row.lane) < COVER(set));
     const order = [];
     for (const row of pieces) for (let i = row.from; i < row.to; i += 1) order.push(i);
     order.sort((a, b) => set.start[a] - set.start[b]);

@@ -42,7 +42,7 @@ Syncline.spans = (() => {
       from += size;
       return { rank, lane: columns.strings[lane], track: columns.strings[track] ?? "", slot, from: from - size, to: from };
     });
-    return queries({ count, start, end, kind, step, reach, rows, strings: columns.strings, kinds: columns.kinds });
+    return queries({ count, start, end, kind, step, reach, rows, strings: columns.strings, kinds: columns.kinds, gpu: Boolean(columns.gpu) });
   };
 
   // The first index of [low, high) for which `past(index)` holds; it must hold for all later indices.
