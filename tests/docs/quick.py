@@ -30,6 +30,7 @@ SHORTER = [
 
 NOT_RUN = {
     r"^pip install": "tests/docs/test_install.py runs it in a clean environment",
+    r"--never-slower": "takes 18 minutes; tests/bench/test_bench_overhead.py runs a short form of it",
     r"--serve": "serves until Ctrl-C; tests/cli/test_trace_view.py does that",
     r"^torchrun --nnodes 4": "needs four machines; its options are checked",
 }

@@ -42,11 +42,11 @@ class Cell:
 
 
 CELLS = (
-    *(Cell(model, ranks) for model in (WIDE, NARROW) for ranks in (2, 4)),
+    *(Cell(model, ranks, blocks=8 // ranks + 2) for model in (WIDE, NARROW) for ranks in (2, 4)),
     *(Cell(WIDE, ranks, "1Gbit", (AUTO,), blocks=4, steps=3) for ranks in (2, 4)),
-    *(Cell(NARROW, ranks, "1Gbit", (AUTO,)) for ranks in (2, 4)),
-    Cell(WIDE, 2, "200Mbit", (AUTO,), blocks=3, steps=2),
-    *(Cell(NARROW, ranks, "200Mbit", (AUTO,)) for ranks in (2, 4)),
+    *(Cell(NARROW, ranks, "1Gbit", (AUTO,), blocks=4) for ranks in (2, 4)),
+    Cell(WIDE, 2, "200Mbit", (AUTO,), blocks=2, steps=2),
+    *(Cell(NARROW, ranks, "200Mbit", (AUTO,), blocks=4) for ranks in (2, 4)),
 )
 FIRST_STEPS = ((Cell(WIDE, 2), 3), (Cell(WIDE, 2, "1Gbit"), 2))
 """Where the first steps are timed, and the number of rounds."""
@@ -80,7 +80,7 @@ def measure(*, quick: bool = False, progress: Progress = print) -> dict[str, Any
 
 
 def _options(cell: Cell, ways: Sequence[str]) -> Options:
-    asked = {"model": cell.model, "ranks": cell.ranks, "blocks": cell.blocks, "steps": cell.steps, "warm_up": 3}
+    asked = {"model": cell.model, "ranks": cell.ranks, "blocks": cell.blocks, "steps": cell.steps, "warm_up": 2}
     return default_options("cpu", ways, {**asked, "bandwidth": cell.bandwidth, "memory": False})
 
 
