@@ -55,10 +55,12 @@ def test_a_late_rank_of_a_loop_with_two_models_is_found(recorded):
 @pytest.mark.parametrize("loop", ["one", "attached"])
 def test_collectives_are_matched_in_their_process_group(recorded, loop):
     trace = load(recorded / loop)
-    groups = {exchange.group: tuple(exchange.joined) for exchange in trace.exchanges}
+    # An engine's last exchanges end after the recording.
+    whole = [exchange for exchange in trace.exchanges if exchange.step < STEPS - 1]
+    groups = {exchange.group: tuple(exchange.joined) for exchange in whole}
     assert sorted(groups.values()) == [(0, 1), (0, 2), (1, 3), (2, 3)]
     assert any(name.endswith(" (ranks 0-1)") for name in groups)
-    assert all(len(exchange.members) == 2 for exchange in trace.exchanges)
+    assert all(len(exchange.members) == 2 for exchange in whole)
     told = analyze(trace)
     assert (told.straggler.ranks, told.straggler.doing) == ((3,), "forward"), "not rank 2, which waits for it"
     assert straggler(told).recoverable_ms == pytest.approx(LATE_MS, rel=0.25 if loop == "one" else 0.5)
