@@ -22,11 +22,10 @@ def test_the_verdict_is_the_cause(name):
     assert "unrecorded" not in found.verdict.sentence
 
 
-def test_a_loop_that_keeps_its_gpu_busy():
+def test_a_loop_that_keeps_its_gpu_busy_is_compute_bound():
     found = analyze(load(LOOPS / "healthy.json.gz"))
-    assert {finding.kind for finding in found.findings} <= {"input-bound"}
-    # Its inputs of 100 MB are copied on the stream of the kernels; nobody timed a loader.
-    assert "copies of its input to the GPU" in found.verdict.sentence
+    assert (found.verdict.kind, found.findings) == ("compute-bound", ())
+    assert "By class of kernel: matmul" in found.verdict.sentence, "it says which compute takes long"
     assert found.gpu.ranks[0].idle_ms < 0.05 * found.step_ms["mean"]
     assert next(iter(found.gpu.classes)) == "matmul"
     assert "attention" in found.gpu.classes
