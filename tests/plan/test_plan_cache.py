@@ -88,6 +88,13 @@ def test_a_damaged_or_foreign_file_is_ignored_with_one_sentence(tmp_path: Path, 
     assert "\n" not in problem
 
 
+def test_a_codec_may_be_written_in_any_way(tmp_path: Path) -> None:
+    plan = default_plan(SHAPES, compress="powersgd(2)")
+    cache.write(tmp_path, JOB, remembered(plan=plan))
+    assert cache.read(tmp_path, JOB, ["powersgd(2)"])[1] == []
+    assert cache.read(tmp_path, JOB, ["powersgd(rank=4)"])[0] == []
+
+
 def test_old_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MOST_FILES", 3)
     for world in range(2, 8):

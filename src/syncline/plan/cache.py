@@ -157,7 +157,8 @@ def parse_remembered(text: str, job: Job, codecs: Iterable[str]) -> Remembered:
         found = Remembered(plan, step, before, network, gain, str(table["why"]), costs)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it does not hold a remembered plan ({error!r})") from None
-    known = {built(codec).text for codec in codecs}
+    asked = list(codecs)
+    known = {*asked, *(built(codec).text for codec in asked)}  # as they were written, and as the planner writes them
     for unit in plan.units:
         if unit.codec not in known:
             raise UsageError(f"its plan has codec '{unit.codec}', which was not asked for")

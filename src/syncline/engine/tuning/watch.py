@@ -67,8 +67,10 @@ class Watch:
         self._pass.append(self._clock.mark())
         if not self._arrival:
             self._arrival = [float(len(self._places))] * len(self._places)
-            for place, parameter in enumerate(fired):
-                self._arrival[self._places[id(parameter)]] = float(place)
+            for order, parameter in enumerate(fired):
+                place = self._places.get(id(parameter))
+                if place is not None:
+                    self._arrival[place] = float(order)
 
     def pass_averaged(self) -> None:
         """Its gradients are averaged."""
