@@ -30,7 +30,15 @@ def test_every_codec_has_a_row_of_every_size(result):
         assert row["encode_ms"]["median"] > 0
         assert row["encode_ms"]["low"] <= row["encode_ms"]["median"] <= row["encode_ms"]["high"]
         assert row["encode_of_copy"] == pytest.approx(row["copy_ms"]["median"] / row["encode_ms"]["median"])
+        assert row["issue_ms"]["median"] > 0
+        assert row["step_of_copy_speed"] == pytest.approx(row["step_of_copy"] * row["least_bytes"] / 2 / row["bytes"])
     assert json.loads(json.dumps(result)) == result
+
+
+def test_the_fewest_bytes_of_a_step():
+    n = 128 * 128
+    for spec, size in {"none": 16 * n, "bf16": 12 * n, "int8": 16 * n + 2 * (n + n // 64), "tbq": 16.5 * n}.items():
+        assert speed.least_bytes(codecs.build(spec), (128, 128)) == size, spec
 
 
 def test_feedback_makes_the_error_shrink(result):

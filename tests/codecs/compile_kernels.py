@@ -9,6 +9,8 @@ from triton.compiler import ASTSource
 
 from syncline.codecs.kernels import (
     gpu_blocks,
+    gpu_factors,
+    gpu_keep,
     gpu_moments,
     gpu_random,
     gpu_sample,
@@ -23,29 +25,52 @@ TYPES = {
     "pos_ptr": "*fp32", "neg_ptr": "*fp32", "partial_ptr": "*fp32", "means_ptr": "*fp32", "packed_ptr": "*u8",
     "codes_ptr": "*u8", "table_ptr": "*i64", "pieces_ptr": "*i64", "pairs_ptr": "*i64",
     "threshold_ptr": "*fp32", "tallies_ptr": "*i64", "ends_ptr": "*i64", "sums_ptr": "*fp64", "limit": "fp32",
+    "residual_ptr": "*fp32", "rest_ptr": "*fp32", "sum_ptr": "*fp32", "new_ptr": "*fp32", "old_ptr": "*fp32",
+    "divisor": "fp32", "factor": "fp32", "clip": "fp32",
 }  # fmt: skip
+OPTIONAL = {"table_ptr": "TABLE", "pieces_ptr": "TABLE", "residual_ptr": "ADD", "sum_ptr": "ADD", "rest_ptr": "KEEP"}
+"""Pointers that are None where this constant is false."""
 COUNTS = {"tallies_ptr": "*i32", "ends_ptr": "*i32"}
+FACTORS = {"m_ptr": "*fp32", "gram_ptr": "*fp64", "factor_ptr": "*fp32", "fresh_ptr": "*fp32"}
+NO_RESIDUAL, RESIDUAL = {"ADD": False, "KEEP": False}, {"ADD": True, "KEEP": True}
 KERNELS = [
-    (gpu_sign._sign_encode, {"TABLE": False, "BYTES": 1024}, {}, True),
-    (gpu_sign._sign_encode, {"TABLE": True, "BYTES": 1024}, {"x_ptr": "*bf16"}, False),
+    (gpu_factors._orthonormal, {"ROWS": 128, "SIZE": 8}, FACTORS, False),
+    (gpu_factors._invert, {"LAST": False, "SIZE": 64}, {**FACTORS, "out_ptr": "*fp64"}, False),
+    (gpu_factors._invert, {"LAST": True, "SIZE": 16}, {**FACTORS, "out_ptr": "*fp64"}, False),
+    (gpu_factors._unit_columns, {"ROWS": 256, "SIZE": 4}, FACTORS, False),
+    (gpu_keep._keep_if, {"ZERO": False, "TILE": 2048}, {"good_ptr": "*i1"}, False),
+    (gpu_keep._keep_if, {"ZERO": True, "TILE": 2048}, {"good_ptr": "*i1"}, False),
+    (gpu_sign._sign_encode, {"TABLE": False, "ADD": False, "BYTES": 1024}, {}, True),
+    (gpu_sign._sign_encode, {"TABLE": False, "ADD": True, "BYTES": 512}, {}, True),
+    (gpu_sign._sign_encode, {"TABLE": True, "ADD": True, "BYTES": 1024}, {"x_ptr": "*bf16"}, False),
+    (gpu_sign._sign_rest, {"TABLE": False, "L1": False, "BYTES": 512}, {}, True),
+    (gpu_sign._sign_rest, {"TABLE": True, "L1": True, "BYTES": 512}, {}, False),
     (gpu_sign._sign_means, {"TABLE": False, "L1": False}, {}, False),
     (gpu_sign._sign_means, {"TABLE": True, "L1": True}, {}, False),
-    (gpu_sign._sign_decode, {"TABLE": False, "BYTES": 512}, {}, False),
-    (gpu_sign._sign_decode, {"TABLE": True, "BYTES": 512}, {}, False),
-    (gpu_ternary._ternary_encode, {"TABLE": False, "CHANCE": False, "BYTES": 1024}, {}, True),
-    (gpu_ternary._ternary_encode, {"TABLE": True, "CHANCE": True, "BYTES": 1024}, {"x_ptr": "*fp16"}, False),
-    (gpu_ternary._ternary_decode, {"TABLE": False, "BYTES": 1024}, {}, False),
-    (gpu_ternary._ternary_decode, {"TABLE": True, "BYTES": 1024}, {}, False),
+    (gpu_sign._sign_decode, {"TABLE": False, "ONTO": False, "BYTES": 512}, {}, False),
+    (gpu_sign._sign_decode, {"TABLE": True, "ONTO": True, "BYTES": 512}, {}, False),
+    (gpu_ternary._ternary_encode, {"TABLE": False, "CHANCE": False, **NO_RESIDUAL, "BYTES": 1024}, {}, True),
+    (gpu_ternary._ternary_encode, {"TABLE": False, "CHANCE": False, **RESIDUAL, "BYTES": 512}, {}, True),
+    (
+        gpu_ternary._ternary_encode,
+        {"TABLE": True, "CHANCE": True, **NO_RESIDUAL, "BYTES": 1024},
+        {"x_ptr": "*fp16"},
+        False,
+    ),
+    (gpu_ternary._terngrad, {"SIZE": 512, "BYTES": 1024}, {}, True),
+    (gpu_ternary._ternary_decode, {"TABLE": False, "ONTO": True, "BYTES": 1024}, {}, False),
+    (gpu_ternary._ternary_decode, {"TABLE": True, "ONTO": False, "BYTES": 1024}, {}, False),
     *[
-        (gpu_blocks._quantize, {"BITS": b, "CHANCE": c, "L2": c, "ROWS": 16, "BLOCK": 256}, {}, True)
-        for b in (2, 4, 8)
+        (gpu_blocks._quantize, {"BITS": b, "CHANCE": c, "L2": c, **keep, "ROWS": 8, "BLOCK": 256}, {}, True)
+        for b, keep in ((2, NO_RESIDUAL), (4, RESIDUAL), (8, RESIDUAL), (8, NO_RESIDUAL))
         for c in (False, True)
     ],
-    *[(gpu_blocks._dequantize, {"BITS": b, "ROWS": 16, "BLOCK": 256}, {}, False) for b in (2, 4, 8)],
+    *[(gpu_blocks._dequantize, {"BITS": b, "ONTO": b == 8, "ROWS": 16, "BLOCK": 256}, {}, False) for b in (2, 4, 8)],
     *[(gpu_blocks._pack, {"BITS": b, "BYTES": 1024}, {"values_ptr": "*u8"}, False) for b in (1, 2, 4)],
     *[(gpu_blocks._unpack, {"BITS": b, "BYTES": 1024}, {"out_ptr": "*u8"}, False) for b in (1, 2, 4)],
     (gpu_random._natural_encode, {"TILE": 2048}, {"out_ptr": "*u8"}, True),
-    (gpu_random._natural_decode, {"TILE": 2048}, {}, False),
+    (gpu_random._natural_decode, {"ONTO": False, "TILE": 2048}, {}, False),
+    (gpu_random._natural_decode, {"ONTO": True, "TILE": 2048}, {}, False),
     (gpu_select._collect, {"TILE": 2048}, {}, True),
     (gpu_select._collect, {"TILE": 2048}, {"x_ptr": "*bf16"}, False),
     *[(gpu_select._digits, {"ROUND": r, "TILE": 1024}, {}, False) for r in range(4)],
@@ -59,9 +84,10 @@ KERNELS = [
     ),
     (gpu_sample._sample, {"ALL": False, "SIZE": 8192}, {}, False),
     (gpu_sample._sample, {"ALL": True, "SIZE": 8192}, {"x_ptr": "*fp16"}, False),
-    (gpu_moments._moments, {"TILE": 2048}, {}, True),
-    (gpu_moments._moments, {"TILE": 2048}, {"x_ptr": "*bf16"}, False),
-    (gpu_moments._finish, {"SIZE": 2048}, {}, False),
+    (gpu_moments._moments, {"TABLE": False, "TILE": 4096}, {}, True),
+    (gpu_moments._moments, {"TABLE": True, "TILE": 4096}, {"x_ptr": "*bf16"}, False),
+    (gpu_moments._finish, {"TABLE": False}, {}, False),
+    (gpu_moments._finish, {"TABLE": True}, {}, False),
     (gpu_saturate._saturate, {"TILE": 2048}, {"out_ptr": "*fp16"}, True),
     (gpu_saturate._saturate, {"TILE": 2048}, {"x_ptr": "*fp16", "out_ptr": "*fp16"}, True),
 ]
@@ -70,7 +96,7 @@ KERNELS = [
 def compiled(kernel, constants, types):
     signature, values, hints = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
-        absent = name in ("table_ptr", "pieces_ptr") and not constants.get("TABLE")
+        absent = not constants.get(OPTIONAL.get(name, ""), True)
         if name in constants or absent:
             signature[name], values[(i,)] = "constexpr", constants.get(name)
             continue

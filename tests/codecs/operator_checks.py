@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from syncline.codecs import ops
-from syncline.codecs.kernels import pieces, plain, sparse
+from syncline.codecs.kernels import linalg, pieces, plain, sparse
 
 SIZES = (1, 7, 8, 255, 1000, 4097, 100_003, (1 << 20) + 5, (1 << 22) + 1)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,7 +27,8 @@ def run(device: torch.device, *, sizes: tuple[int, ...] = SIZES) -> list[str]:
                     check(x)
                 except (AssertionError, RuntimeError, ValueError) as error:
                     wrong.append(f"{name}, {size} x {dtype}: {str(error).strip()[:300]}")
-    others = {"segments": _segments, "orthonormal": _orthonormal, "special values": _special}
+    others = {"segments": _segments, "many residuals": _many_residuals, "factors": _factors, "keep": _keep}
+    others |= {"orthonormal": _orthonormal, "special values": _special}
     for name, once in others.items():
         try:
             once(device)
@@ -90,6 +91,48 @@ def _blocks(x: Tensor) -> None:
         assert int((off > 0).sum()) <= max(2, n // 1000), f"{int((off > 0).sum())} codes differ, bits {bits}"
         out = ops.dequantize_blocks(packed, scales, bits=bits, block=128, count=n)
         _same(out, plain.dequantize_blocks(packed, scales, bits, 128, n), f"decode, bits {bits}")
+
+
+def _residuals(x: Tensor) -> None:
+    """Encoders that add a residual and keep what they lose, and decoders that add."""
+    n = x.numel()
+    limit = torch.full((), 0.8, device=x.device)
+    for error in (None, torch.randn(n, device=x.device)):
+        got, want = ops.sign_residual(x, error), pieces.sign_residual(x, error, None, False)
+        _same(got[0], want[0], "sign bits with a residual")
+        torch.testing.assert_close(torch.stack(got[1:3]), want[1][:, 0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[3], want[2], rtol=1e-5, atol=1e-5)
+        for a, b in zip(
+            ops.ternary_residual(x, error, threshold=limit),
+            pieces.ternary_residual(x, error, limit, None, None),
+            strict=True,
+        ):
+            _same(a, b, "ternary with a residual")
+        packed, scales, rest = ops.quantize_residual(x, error, bits=4, block=128)
+        _same(packed, pieces.quantize_residual(x, error, 4, 128, None, False)[0], "steps with a residual")
+        whole = pieces.added(x, error)
+        _same(rest, whole - ops.dequantize_blocks(packed, scales, bits=4, block=128, count=n), "residual of blocks")
+    total = torch.randn(n, device=x.device)
+    packed, pos, neg = ops.sign_encode(x)
+    codes, natural = ops.ternary_encode(x, threshold=limit), ops.natural_encode(x, seed=3)
+    steps, scales = ops.quantize_blocks(x)
+    decoders: dict[str, Callable[..., Tensor]] = {
+        "sign": partial(ops.sign_decode, packed, pos, neg, n),
+        "ternary": partial(ops.ternary_decode, codes, limit, n),
+        "blocks": partial(ops.dequantize_blocks, steps, scales, count=n),
+        "natural": partial(ops.natural_decode, natural, n),
+    }
+    for name, decode in decoders.items():
+        _same(decode(onto=total.clone(), divisor=3), total.add(decode()).div_(3), f"{name} decoded onto a sum")
+
+
+def _terngrad(x: Tensor) -> None:
+    for clip in (0.0, 2.5):
+        packed, scale = ops.terngrad(x, clip=clip, seed=7)
+        want, want_scale = pieces.terngrad(x, clip, 7, None)
+        torch.testing.assert_close(scale, want_scale[0], rtol=1e-5, atol=0)
+        _same(packed, pieces.ternary_encode(x, scale, 7, None), "terngrad codes")
+        assert int((packed != want).sum()) <= 2 + x.numel() // 1000, "terngrad codes, by the reference's scale"
 
 
 def _natural(x: Tensor) -> None:
@@ -178,6 +221,8 @@ _CHECKS: dict[str, Callable[[Tensor], None]] = {
     "ternary": _ternary,
     "blocks": _blocks,
     "natural": _natural,
+    "residuals": _residuals,
+    "terngrad": _terngrad,
     "select": _select,
     "misled": _misled,
     "reduce": _reduce,
@@ -202,8 +247,38 @@ def _segments(device: torch.device) -> None:
     _same(out, pieces.ternary_decode(codes, scale, x.numel(), tuple(lengths)), "terngrad decode")
 
 
+def _many_residuals(device: torch.device) -> None:
+    lengths = [3, 0, 5000, 1, 70_001, 8, 12_345]
+    x, error = torch.randn(2, sum(lengths), device=device)
+    packed, *means, rest = ops.sign_residual(x, error, lengths=lengths)
+    want = pieces.sign_residual(x, error, tuple(lengths), False)
+    _same(packed, want[0], "sign bits of many tensors with a residual")
+    torch.testing.assert_close(torch.stack(means), want[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rest, want[2], rtol=1e-5, atol=1e-5)
+    codes, scale = ops.terngrad(x, clip=2.5, seed=4, lengths=lengths)
+    torch.testing.assert_close(scale, pieces.terngrad(x, 2.5, 4, tuple(lengths))[1], rtol=1e-5, atol=0)
+    _same(codes, pieces.ternary_encode(x, scale, 4, tuple(lengths)), "terngrad of many tensors")
+
+
+def _factors(device: torch.device) -> None:
+    for k, n, r in ((5, 512, 4), (3, 2048, 8), (2, 3000, 32), (1, 100_000, 5)):
+        m, fresh = torch.randn(2, k, n, r, device=device)
+        m[0, :, 0] = 0
+        torch.testing.assert_close(ops.unit_columns(m, fresh), linalg.unit_columns(m, fresh))
+        got, want = ops.orthonormal(m).double(), linalg.orthonormal(m).double()
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        m[0, 1, 2] = float("inf")
+        assert bool(ops.orthonormal(m)[0].isnan().all()), "orthonormal hides an infinity"
+
+
+def _keep(device: torch.device) -> None:
+    new, old = torch.randn(2, 100_003, device=device)
+    for good, before, want in ((True, old, new), (False, old, old), (False, None, torch.zeros_like(new))):
+        _same(ops.keep_if(torch.tensor(good, device=device), new.clone(), before), want, f"keep_if {good}")
+
+
 def _orthonormal(device: torch.device) -> None:
-    for n, r, rank in ((1000, 64, 64), (1000, 64, 5), (25_088, 64, 64), (10, 16, 10), (50, 4, 0)):
+    for n, r, rank in ((1000, 64, 64), (1000, 64, 5), (25_088, 64, 64), (10, 16, 10), (50, 4, 0), (2000, 4, 2)):
         m = torch.randn(n, max(1, rank), device=device) @ torch.randn(max(1, rank), r, device=device) * (rank > 0)
         q = ops.orthonormal(m).double()
         norms = torch.linalg.vector_norm(q, dim=0)
@@ -255,6 +330,15 @@ def _syncs(device: torch.device) -> list[str]:
         "scatter_add": lambda: ops.scatter_add(x.clone(), indices, values),
         "densify": lambda: ops.densify(values, indices, x.numel()),
         "orthonormal": lambda: ops.orthonormal(m),
+        "narrow orthonormal": lambda: ops.orthonormal(m[:, :4].contiguous()),
+        "unit columns": lambda: ops.unit_columns(m[None], m[None]),
+        "residuals": lambda: (
+            ops.sign_residual(x, x),
+            ops.quantize_residual(x, x),
+            ops.ternary_residual(x, x, threshold=m[0, 0]),
+        ),
+        "terngrad with its scale": lambda: ops.terngrad(x, clip=2.5, seed=1),
+        "keep": lambda: ops.keep_if(x[0] < 9, x, x),
         "uniform": lambda: ops.uniform(1000, seed=1, device=device),
     }
     wrong = []

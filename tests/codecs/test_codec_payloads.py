@@ -9,6 +9,7 @@ from torch import Tensor
 
 from syncline import codecs
 from syncline.codecs import Coder, Gather, Result
+from syncline.codecs.kernels.adjacent import adjacent
 from syncline.codecs.requests import lower
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 
@@ -95,3 +96,22 @@ def test_wire_form_is_one_buffer_without_padding() -> None:
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match="uint8"):
         unpack(buffer.float(), layout_of(payload))
+
+
+def test_tensors_that_lie_one_after_the_other_are_sent_without_a_copy() -> None:
+    parts = adjacent(torch.device("cpu"), ((8,), torch.uint8), ((2, 3), torch.float32), ((1,), torch.float64))
+    for number, part in enumerate(parts):
+        part.fill_(number + 1)
+    buffer = pack(parts)
+    assert buffer.data_ptr() == parts[0].data_ptr()
+    assert buffer.numel() == 8 + 24 + 8
+    assert all(torch.equal(a, b) for a, b in zip(unpack(buffer, layout_of(parts)), parts, strict=True))
+    assert pack(parts[:2]).numel() == 32
+    apart = pack((parts[0], parts[2]))
+    assert apart.data_ptr() != parts[0].data_ptr()
+    assert all(
+        torch.equal(a, b) for a, b in zip(unpack(apart, layout_of((parts[0], parts[2]))), parts[::2], strict=True)
+    )
+    odd = adjacent(torch.device("cpu"), ((3,), torch.uint8), ((2,), torch.float32))
+    assert [part.shape for part in odd] == [(3,), (2,)]
+    assert pack(odd).numel() == 11

@@ -20,12 +20,14 @@ if torch.cuda.is_available():
 from syncline.codecs.kernels import (
     gpu,
     gpu_blocks,
+    gpu_keep,
     gpu_moments,
     gpu_random,
     gpu_sample,
     gpu_select,
     gpu_sign,
     gpu_ternary,
+    linalg,
     pieces,
     plain,
     sparse,
@@ -132,6 +134,133 @@ def test_many_tensors_in_one_launch():
     same(codes, pieces.ternary_encode(x, scale, 4, lengths))
     out = gpu_ternary.ternary_decode(codes, scale, x.numel(), lengths)
     same(out, pieces.ternary_decode(codes, scale, x.numel(), lengths))
+
+
+RESIDUALS = [None, 0.5]
+
+
+def residual(scale, n):
+    return None if scale is None else values(n + 1)[:n] * scale
+
+
+def agree(got, want):
+    """Payloads and residuals; means may differ in the last bit."""
+    for a, b in zip(got, want, strict=True):
+        same(a, b) if a.dtype == torch.uint8 else torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("scale", RESIDUALS)
+@pytest.mark.parametrize("n", [0, 1, 1000, 9001])
+def test_encoders_with_a_residual(n, scale):
+    x, error = values(n), residual(scale, n)
+    for l1 in (False, True):
+        agree(gpu_sign.sign_residual(x, error, None, l1), pieces.sign_residual(x, error, None, l1))
+    if n > 600:
+        x[600], x[700] = float("nan"), -float("inf")
+    for seed in (None, 3):
+        agree(
+            gpu_ternary.ternary_residual(x, error, torch.tensor(0.8), seed, None),
+            pieces.ternary_residual(x, error, torch.tensor(0.8), seed, None),
+        )
+    for bits in (8, 4):
+        packed, scales, rest = gpu_blocks.quantize_residual(x, error, bits, 64, None, False)
+        want, want_scales, want_rest = pieces.quantize_residual(x, error, bits, 64, None, False)
+        same(packed, want)
+        same(scales.isfinite(), want_scales.isfinite())
+        same(rest, want_rest)
+    packed, scales, rest = gpu.quantize_residual(x, error, 3, 50, None, False)  # no kernel for these
+    same(packed, pieces.quantize_residual(x, error, 3, 50, None, False)[0])
+
+
+def test_encoders_with_a_residual_and_many_tensors():
+    lengths = (3, 0, 5000, 1, 4097, 8)
+    x, error = values(sum(lengths)), residual(1.0, sum(lengths))
+    for l1 in (False, True):
+        agree(gpu_sign.sign_residual(x, error, lengths, l1), pieces.sign_residual(x, error, lengths, l1))
+    scale = torch.arange(1.0, 7.0)
+    agree(
+        gpu_ternary.ternary_residual(x, error, scale, 4, lengths),
+        pieces.ternary_residual(x, error, scale, 4, lengths),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # NumPy's, of inf - inf
+@pytest.mark.parametrize("lengths", [None, (0,), (1,), (3, 0, 5000, 1, 4097, 8)])
+def test_terngrad_with_its_scale(lengths, monkeypatch):
+    monkeypatch.setattr(gpu_moments, "PROGRAMS", 3)
+    monkeypatch.setattr(gpu_ternary, "PROGRAMS", 2)
+    x = values(9000 if lengths is None else sum(lengths))
+    for clip in (0.0, 2.5):
+        packed, scale = gpu_ternary.terngrad(x, clip, 7, lengths)
+        want, want_scale = pieces.terngrad(x, clip, 7, lengths)
+        torch.testing.assert_close(scale, want_scale, rtol=1e-6, atol=0)
+        assert int((packed != want).sum()) <= 2  # the scale's last bit may move a value across its limit
+        if lengths is None:
+            x[17] = float("inf")
+            assert not gpu_ternary.terngrad(x, clip, 7, None)[1].isfinite().any()
+            x[17] = 0
+
+
+@pytest.mark.parametrize("n", [1, 1000, 9001])
+def test_decoders_that_add(n):
+    x, total = values(n), values(n + 2)[:n]
+    packed, means = pieces.sign_encode(x, None, False)
+    codes = pieces.ternary_encode(x, torch.tensor(0.8), None, None)
+    steps, scales = plain.quantize_blocks(x, 8, 64, None, False)
+    natural = plain.natural_encode(x, 5)
+    for name, args in {
+        "sign_onto": (packed, means[0], means[1], None),
+        "ternary_onto": (codes, torch.tensor(0.8), None),
+        "dequantize_onto": (steps, scales, 8, 64),
+        "natural_onto": (natural,),
+    }.items():
+        for divisor in (1.0, 3.0):
+            got, want = total.clone(), total.clone()
+            getattr(gpu, name)(*args, got, divisor)
+            getattr(pieces, name)(*args, want, divisor)
+            same(got, want)
+
+
+MATRICES = {
+    "normal": lambda k, n, r: values(k * n * r).view(k, n, r),
+    "repeated columns": lambda k, n, r: values(k * n).view(k, n, 1).expand(k, n, r).contiguous(),
+    "zero": lambda k, n, r: torch.zeros(k, n, r),
+    "one zero column": lambda k, n, r: values(k * n * r).view(k, n, r) * (torch.arange(r) != r // 2),
+    "huge": lambda k, n, r: values(k * n * r).view(k, n, r) * 1e18,
+    "tiny": lambda k, n, r: values(k * n * r).view(k, n, r) * 1e-30,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered")  # NumPy's, of what is not finite
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize(("k", "n", "r"), [(1, 1, 1), (3, 50, 1), (2, 70, 4), (1, 700, 3), (2, 5, 7), (2, 40, 12)])
+def test_orthonormal(k, n, r, kind):
+    m = MATRICES[kind](k, n, r)
+    got, want = gpu.orthonormal(m).double(), linalg.orthonormal(m).double()
+    norms = torch.linalg.vector_norm(got, dim=1)
+    assert ((norms < 1e-6) | ((norms - 1).abs() < 1e-5)).all()
+    same(norms > 0.5, torch.linalg.vector_norm(want, dim=1) > 0.5)
+    # The same space; the columns themselves are unique where they are well defined.
+    torch.testing.assert_close(got @ got.mT, want @ want.mT, rtol=0, atol=1e-4 if kind == "repeated columns" else 1e-5)
+    m[0, 0, 0] = float("inf")
+    assert gpu.orthonormal(m)[0].isnan().all()
+
+
+def test_unit_columns():
+    for k, n, r in ((1, 1, 1), (3, 50, 4), (2, 700, 5)):
+        factor, fresh = values(k * n * r).view(k, n, r) * 1e10, values(k * n * r + 1)[1:].view(k, n, r)
+        factor[0, :, 0] = 0
+        torch.testing.assert_close(gpu.unit_columns(factor, fresh), linalg.unit_columns(factor, fresh))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5000])
+def test_old_values_come_back_only_if_the_flag_says_so(n, monkeypatch):
+    monkeypatch.setattr(gpu_keep, "_PROGRAMS", 2)
+    new, old = values(n), values(n + 1)[:n]
+    for good, before, want in ((True, old, new), (False, old, old), (False, None, torch.zeros(n))):
+        got = new.clone()
+        gpu.keep_if(torch.tensor(good), got, before)
+        same(got, want)
 
 
 KINDS = {

@@ -48,6 +48,7 @@ class Codec:
     feedback: bool | str
     view: str
     spread: bool
+    direct: bool
     inner: "Codec | None" = None
     tail: Coder | None = None
     calls: tuple[spec.Call, ...] = field(default=(), repr=False)
@@ -68,7 +69,7 @@ class Codec:
         return steps
 
     def run(self, **where: Any) -> Run:
-        """A `Run` of this codec; `where` is names, step, rank, world, seed."""
+        """A `Run` of this codec; `where` is names, step, rank, world, seed, lengths."""
         return Run(self, **where)
 
     def with_options(self, **options: Any) -> "Codec":
@@ -90,19 +91,21 @@ class Codec:
         }
 
     def rounds(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE, packed: bool = False
-    ) -> tuple[Round, ...]:
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, step: int = LATE, packed: bool = False,
+        lengths: tuple[int, ...] | None = None,
+    ) -> tuple[Round, ...]:  # fmt: skip
         """The communications of one step for a parameter of this shape, found without data.
 
-        With `packed`, the shape is that of a `group.Batch`, where three dimensions are a batch of matrices.
+        With `packed`, the shape is that of a `group.Batch`, where three dimensions are a batch of matrices; `lengths`
+        are those of the batch.
         """
         if self.view == "matrix" and len(shape) > 1 and not packed:
             shape = (1, shape[0], torch.Size(shape[1:]).numel())
-        return _rounds(self, tuple(shape), dtype, step)
+        return _rounds(self, tuple(shape), dtype, step, lengths)
 
     def wire_bytes(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, world_size: int = 2, exchange: Any = None,
-        *, step: int | None = None, packed: bool = False,
+        *, step: int | None = None, packed: bool = False, lengths: tuple[int, ...] | None = None,
     ) -> float:  # fmt: skip
         """Bytes that a rank sends in one step for a parameter (`packed`: for a batch) of this shape.
 
@@ -113,10 +116,11 @@ class Codec:
             raise UsageError(f"exchange '{exchange}' must be built first: syncline.exchange.build('{exchange}')")
         if step is None:
             both = [
-                self.wire_bytes(shape, dtype, world_size, exchange, step=s, packed=packed) for s in (LATE, LATE + 1)
+                self.wire_bytes(shape, dtype, world_size, exchange, step=s, packed=packed, lengths=lengths)
+                for s in (LATE, LATE + 1)
             ]
             return sum(both) / 2 if both[0] != both[1] else both[0]
-        rounds = self.rounds(shape, dtype, step=step, packed=packed)
+        rounds = self.rounds(shape, dtype, step=step, packed=packed, lengths=lengths)
         if exchange is None:
             return sum(r.nbytes for r in rounds)
         sent: list[list[int]] = [exchange.sent_bytes(r, world_size) for r in rounds]
@@ -162,7 +166,9 @@ def _one(call: spec.Call) -> Codec:
     chosen = base.feedback if feedback is None or base.feedback == "own" else feedback
     parameters = inspect.signature(definition.function).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-    made = Codec(definition, {**defaults, **given}, str(call), chosen, base.view, base.spread, inner, calls=(call,))
+    made = Codec(
+        definition, {**defaults, **given}, str(call), chosen, base.view, base.spread, base.direct, inner, calls=(call,)
+    )
     _try_out(made)
     return made
 
@@ -195,15 +201,17 @@ def _carries(codec: Codec) -> str:
 
 
 @lru_cache(maxsize=16384)
-def _rounds(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> tuple[Round, ...]:
+def _rounds(
+    codec: Codec, shape: tuple[int, ...], dtype: torch.dtype, step: int, lengths: tuple[int, ...] | None
+) -> tuple[Round, ...]:
     try:
-        return _dry(codec, torch.empty(shape, dtype=dtype, device="meta"), step)
+        return _dry(codec, torch.empty(shape, dtype=dtype, device="meta"), step, lengths)
     except (NotImplementedError, RuntimeError, ValueError, TypeError):
-        return _dry(codec, torch.zeros(shape, dtype=dtype), step)
+        return _dry(codec, torch.zeros(shape, dtype=dtype), step, lengths)
 
 
-def _dry(codec: Codec, grad: Tensor, step: int) -> tuple[Round, ...]:
-    run = codec.run(step=step, world=2)
+def _dry(codec: Codec, grad: Tensor, step: int, lengths: tuple[int, ...] | None = None) -> tuple[Round, ...]:
+    run = codec.run(step=step, world=2, lengths=lengths)
     rounds: list[Round] = []
     now = run.start(grad)
     while not isinstance(now, Result):

@@ -1,9 +1,11 @@
 """Coders: a pair of functions that encode a flat tensor as a payload and decode it; and how to compose them."""
 
 import inspect
+import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,28 +23,63 @@ class Coder:
 
     `encoder(x, **options)` returns a tuple of tensors whose shapes depend on `x.numel()` alone;
     `decoder(payload, count, **options)` returns the flat tensor, or raises `ValueError`. Either may take `seed`, and
-    each gets only those options that it has parameters for.
+    each gets only those options that it has parameters for. A decoder that takes `onto` and `divisor` returns
+    (onto + values) / divisor in the memory of `onto`, if that is not None.
     `adds` promises one tensor in the payload, and that the sum of payloads decodes to the sum.
+    `residual_encoder(x, residual, **options)`, if there is one, returns what `encode_residual` does in fewer passes.
+    With an option `lengths`, x is several tensors of these lengths, concatenated: each has its own scales.
     """
 
     encoder: Callable[..., Payload]
     decoder: Callable[..., Tensor]
     options: tuple[tuple[str, Hashable], ...] = ()
     adds: bool = False
+    residual_encoder: Callable[..., tuple[Payload, Tensor]] | None = None
 
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
         """The payload of a flat tensor."""
         return self.encoder(x, **self._options(self.encoder, seed))
 
+    def encode_residual(self, x: Tensor, residual: Tensor | None, *, seed: int = 0) -> tuple[Payload, Tensor]:
+        """The payload of x + residual, and the new residual: what the payload does not say of that sum."""
+        if self.residual_encoder is not None:
+            return self.residual_encoder(x, residual, **self._options(self.residual_encoder, seed))
+        whole = x if residual is None else x + residual
+        payload = self.encode(whole, seed=seed)
+        return payload, whole - self.decode(payload, whole.numel(), seed=seed)
+
+    def decode_onto(
+        self, total: Tensor | None, payload: Payload, count: int, *, divisor: int = 1, seed: int = 0
+    ) -> Tensor:
+        """(total + decoded values) / divisor, in the memory of `total`; None counts as zeros."""
+        if "onto" in _parameters(self.decoder):
+            self._check(payload, count)
+            options = self._options(self.decoder, seed)
+            return self.decoder(payload, count, onto=total, divisor=divisor, **options)
+        part = self.decode(payload, count, seed=seed)
+        if total is not None:
+            total.add_(part)
+        else:
+            shares = any(part.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in payload)
+            total = part.clone() if shares else part
+        return total if divisor == 1 else total.div_(divisor)
+
     def decode(self, payload: Payload, count: int, *, seed: int = 0) -> Tensor:
         """The `count` values of a payload; `ValueError` if its shapes or dtypes are not this coder's."""
+        self._check(payload, count)
+        return self.decoder(payload, count, **self._options(self.decoder, seed))
+
+    def _check(self, payload: Payload, count: int) -> None:
         if layout_of(payload) != self.layout(count):
             raise ValueError(f"not a payload of {count} values: {layout_of(payload)} instead of {self.layout(count)}")
-        return self.decoder(payload, count, **self._options(self.decoder, seed))
 
     def layout(self, count: int) -> Layout:
         """Shapes and dtypes of the payload of `count` values, known without data: ranks never exchange sizes."""
         return _layout(self, count)
+
+    def part(self, start: int, stop: int) -> "Coder":
+        """The coder of values `start` to `stop` of what this one codes: the same, but for its `lengths`."""
+        return _part(self, start, stop)
 
     def writes(self, dtype: torch.dtype) -> bool:
         """Whether this is `cast(dtype)`, which returns values of that dtype unchanged."""
@@ -61,10 +98,15 @@ class Coder:
 
 
 def coder(
-    encoder: Callable[..., Payload], decoder: Callable[..., Tensor], *, adds: bool = False, **options: Hashable
+    encoder: Callable[..., Payload],
+    decoder: Callable[..., Tensor],
+    *,
+    adds: bool = False,
+    residual_encoder: Callable[..., tuple[Payload, Tensor]] | None = None,
+    **options: Hashable,
 ) -> Coder:
     """A `Coder` whose functions get `options` as keyword arguments."""
-    return Coder(encoder, decoder, tuple(sorted(options.items())), adds)
+    return Coder(encoder, decoder, tuple(sorted(options.items())), adds, residual_encoder)
 
 
 def then(head: Coder, tail: Coder) -> Coder:
@@ -123,9 +165,17 @@ def saturated(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return ops.saturate(x, limit=FP16_LIMIT, dtype=dtype or x.dtype)
 
 
+def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """x * factor in `dtype`, clipped as in `saturated` if that is float16: on CUDA one pass over memory."""
+    return ops.saturate(x, limit=FP16_LIMIT if dtype == torch.float16 else math.inf, dtype=dtype, factor=factor)
+
+
 def _decode_cast(payload: Payload, count: int, *, dtype: torch.dtype) -> Tensor:
     (x,) = payload
-    return x.float() if dtype in (torch.float16, torch.bfloat16) else x
+    if dtype not in (torch.float16, torch.bfloat16):
+        return x
+    # Twice as fast as torch's conversion on CUDA.
+    return scaled(x, 1.0, torch.float32) if x.device.type == "cuda" else x.float()
 
 
 DENSE = cast(torch.float32)
@@ -139,6 +189,24 @@ def _layout(coder: Coder, count: int) -> Layout:
         return layout_of(coder.encode(torch.empty(count, device="meta")))
     except (NotImplementedError, RuntimeError, ValueError, TypeError):
         return layout_of(coder.encode(torch.zeros(count)))
+
+
+@lru_cache(maxsize=4096)
+def _part(coder: Coder, start: int, stop: int) -> Coder:
+    options = dict(coder.options)
+    for name, value in coder.options:
+        if isinstance(value, Coder):  # of a chain; the last of it codes what the others send, whatever the lengths
+            options[name] = value if name == "tail" else value.part(start, stop)
+        elif name == "lengths" and value is not None:
+            options[name] = _cut(value, start, stop)
+    return replace(coder, options=tuple(sorted(options.items())))
+
+
+def _cut(lengths: Any, start: int, stop: int) -> tuple[int, ...]:
+    """The lengths of what lies between `start` and `stop` of concatenated tensors."""
+    ends = list(accumulate(lengths))
+    pieces = (min(end, stop) - max(end - length, start) for end, length in zip(ends, lengths, strict=True))
+    return tuple(piece for piece in pieces if piece > 0)
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ class Definition:
     spread: bool
     wraps: bool
     captures: bool = False
+    direct: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -44,6 +45,7 @@ def codec(
     spread: bool = False,
     wraps: bool = False,
     captures: bool = False,
+    direct: bool = False,
 ) -> Callable[[Callable[..., Any]], Definition]:
     """Register the generator function `function(grad, state, *, options)` as codec `name`.
 
@@ -59,6 +61,8 @@ def codec(
     - `wraps`: its first option is another codec, passed to it as `inner`.
     - `captures`: on CUDA its work may be recorded once and replayed in every step. For that, it must do the same in
       every step: nothing may depend on values, on the step's number or on seeds.
+    - `direct`: it yields one `Merge` of the gradient as it got it and returns the answer. Error feedback then happens
+      while the gradient is encoded, in fewer passes over memory, and the gradient comes without the residual.
     """
     if feedback not in (True, False, "own"):
         raise UsageError(f"codec '{name}': feedback is {feedback!r}; use True, False or 'own'")
@@ -66,7 +70,8 @@ def codec(
         raise UsageError(f"codec '{name}': view is '{view}'; use 'flat' or 'matrix'")
 
     def add(function: Callable[..., Any]) -> Definition:
-        made = Definition(name, function, feedback, view, carries, tail, takes, native, spread, wraps, captures)
+        flags = native, spread, wraps, captures, direct
+        made = Definition(name, function, feedback, view, carries, tail, takes, *flags)
         return CODECS.register(name)(made)
 
     return add

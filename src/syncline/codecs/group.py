@@ -30,6 +30,13 @@ class Batch:
             return len(self.shapes), *_matrix(self.shapes[0])
         return (sum(torch.Size(shape).numel() for shape in self.shapes),)
 
+    @property
+    def lengths(self) -> tuple[int, ...] | None:
+        """The members' sizes, where several are concatenated."""
+        if self.stacked or len(self.shapes) == 1:
+            return None
+        return tuple(torch.Size(shape).numel() for shape in self.shapes)
+
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """The members' tensors, in order, as one tensor."""
         if self.stacked:
@@ -86,7 +93,8 @@ def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]],
     """Group tensors for one codec: equal matrices are stacked, tensors of up to `small` values are concatenated.
 
     For a matrix codec, stacking does not change the result; tensors that are not matrices are sent uncompressed,
-    together. For a flat codec, concatenated tensors share what the codec shares within a tensor (top-k, scales).
+    together. For a flat codec, concatenated tensors share what the codec shares within a tensor (top-k, blocks), unless
+    it tells them apart by `state.lengths` (onebit, efsignsgd, terngrad: a scale for each).
     """
     stacks: dict[tuple[int, ...], list[int]] = {}
     pool: list[int] = []

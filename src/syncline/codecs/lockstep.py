@@ -65,7 +65,7 @@ def lockstep(
         labels = list(names) if names else [f"p{i}" for i in range(len(inputs[0]))]
         outputs = [[None] * len(inputs[0]) for _ in range(world)]  # type: ignore[list-item]
         for batch in batches(codec, labels, [t.shape for t in inputs[0]], small=small):
-            where = {"names": batch.names, "step": step, "world": workers, "seed": seed}
+            where = {"names": batch.names, "step": step, "world": workers, "seed": seed, "lengths": batch.lengths}
             runs = [codec.run(rank=rank, **where) for rank in range(world)]
             now = [
                 run.start(batch.pack([inputs[rank][i] for i in batch.members]), batch.pack_state(kept[rank]))
@@ -108,17 +108,19 @@ def _add(merges: list[Merge]) -> list[Out]:
     for part, _ in pairs[1:]:
         total += part
     mean = merges[0].coder.decode((total,), merges[0].tensor.numel(), seed=merges[0].seed)
-    return [Out(mean.clone(), own) for _, own in pairs]
+    return [m.out(mean.clone(), lost) for m, (_, lost) in zip(merges, pairs, strict=True)]
 
 
 def _decode_all(merges: list[Merge]) -> list[Out]:
     count, layout = merges[0].tensor.numel(), merges[0].coder.layout(merges[0].tensor.numel())
-    decoded = []
+    decoded, losses = [], []
     for m in merges:
-        buffer = pack(m.coder.encode(m.tensor, seed=m.seed))
+        payload, lost = m.coder.encode_residual(m.tensor, m.residual, seed=m.seed)
+        buffer = pack(payload)
+        losses.append(lost)
         decoded.append(m.coder.decode(unpack(buffer, layout), count, seed=merges[0].seed))
     total = decoded[0].clone()
     for part in decoded[1:]:
         total += part
     mean = total / len(merges) if merges[0].mean else total
-    return [Out(mean.clone(), own) for own in decoded]
+    return [m.out(mean.clone(), lost) for m, lost in zip(merges, losses, strict=True)]

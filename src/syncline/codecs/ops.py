@@ -8,11 +8,13 @@ bad indices are ignored.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from syncline.codecs.kernels import library, linalg, rng, sparse
+from syncline.codecs.kernels import library, rng, sparse
 
 
 def packed_size(count: int, bits: int) -> int:
@@ -45,18 +47,44 @@ def quantize_blocks(
     """
     _check_bits(bits, 2)
     _check_block(block)
-    if norm not in ("max", "l2"):
-        raise ValueError(f"norm is '{norm}': use 'max' or 'l2'")
+    _check_norm(norm)
     return library.quantize_blocks(_flat32(x), bits, block, None if seed is None else _signed(seed), norm == "l2")
 
 
-def dequantize_blocks(packed: Tensor, scales: Tensor, *, bits: int = 8, block: int = 256, count: int) -> Tensor:
-    """The float32 values of a `quantize_blocks` result."""
+def quantize_residual(
+    x: Tensor, residual: Tensor | None, *, bits: int = 8, block: int = 256, seed: int | None = None, norm: str = "max"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`quantize_blocks` of x + residual, and what it loses of that sum, in float32: (packed, scales, new residual)."""
+    _check_bits(bits, 2)
+    _check_block(block)
+    _check_norm(norm)
+    seed = None if seed is None else _signed(seed)
+    return library.quantize_residual(_flat32(x), _residual(residual, x), bits, block, seed, norm == "l2")
+
+
+def dequantize_blocks(
+    packed: Tensor,
+    scales: Tensor,
+    *,
+    bits: int = 8,
+    block: int = 256,
+    count: int,
+    onto: Tensor | None = None,
+    divisor: int = 1,
+) -> Tensor:
+    """The float32 values of a `quantize_blocks` result.
+
+    With `onto`, as for all decoders: (onto + values) / divisor, in the memory of `onto`.
+    """
     _check_bits(bits, 2)
     _check_block(block)
     _check_bytes(packed, packed_size(_check_count(count), bits))
     _check_floats(scales, -(-count // block), "scales")
-    return library.dequantize_blocks(packed.contiguous(), _flat32(scales), bits, block, count)
+    packed, scales = packed.contiguous(), _flat32(scales)
+    if _fused(onto, packed):
+        library.dequantize_onto(packed, scales, bits, block, onto, float(divisor))
+        return onto
+    return _onto(library.dequantize_blocks(packed, scales, bits, block, count), onto, divisor)
 
 
 def qsgd_encode(x: Tensor, *, bits: int = 4, block: int = 512, seed: int) -> tuple[Tensor, Tensor]:
@@ -87,13 +115,44 @@ def sign_encode_l1(x: Tensor, *, lengths: Sequence[int] | None = None) -> tuple[
     return packed, means[0, 0] if lengths is None else means[0]
 
 
+def sign_residual(
+    x: Tensor, residual: Tensor | None, *, lengths: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`sign_encode` of x + residual, and what it loses of that sum: (packed, mean, mean, new residual)."""
+    sizes = _lengths(lengths, x.numel())
+    packed, means, rest = library.sign_residual(_flat32(x), _residual(residual, x), sizes, False)
+    if lengths is None:
+        return packed, means[0, 0], means[1, 0], rest
+    return packed, means[0], means[1], rest
+
+
+def sign_residual_l1(
+    x: Tensor, residual: Tensor | None, *, lengths: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`sign_encode_l1` of x + residual, and what it loses of that sum: (packed, mean magnitude, new residual)."""
+    sizes = _lengths(lengths, x.numel())
+    packed, means, rest = library.sign_residual(_flat32(x), _residual(residual, x), sizes, True)
+    return packed, means[0, 0] if lengths is None else means[0], rest
+
+
 def sign_decode(
-    packed: Tensor, pos: Tensor, neg: Tensor, count: int, *, lengths: Sequence[int] | None = None
+    packed: Tensor,
+    pos: Tensor,
+    neg: Tensor,
+    count: int,
+    *,
+    lengths: Sequence[int] | None = None,
+    onto: Tensor | None = None,
+    divisor: int = 1,
 ) -> Tensor:
     """`pos` where the bit is set and `neg` elsewhere, as float32; with `lengths`, one of each per tensor."""
     sizes = _check_pieces(packed, count, 1, lengths)
     high, low = _scales(pos, packed, lengths), _scales(neg, packed, lengths)
-    return library.sign_decode(packed.contiguous(), high, low, count, sizes)
+    packed = packed.contiguous()
+    if _fused(onto, packed):
+        library.sign_onto(packed, high, low, sizes, onto, float(divisor))
+        return onto
+    return _onto(library.sign_decode(packed, high, low, count, sizes), onto, divisor)
 
 
 def abs_max(x: Tensor, *, lengths: Sequence[int] | None = None) -> Tensor:
@@ -115,7 +174,17 @@ def finite(x: Tensor) -> Tensor:
         low, high = torch.aminmax(x)
         return low.isfinite() & high.isfinite()
     norm: Tensor = torch.linalg.vector_norm(x, torch.inf)
-    return norm.isfinite()
+    return norm < torch.inf  # one kernel, where isfinite takes four
+
+
+def keep_if(good: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    """`new` where the 0-d tensor `good` is true, else `old` in its shape, or zeros: the device decides.
+
+    `new` may be overwritten, so that nothing is copied in the usual case.
+    """
+    kept = new.contiguous().view(-1)
+    library.keep_if(good, kept, None if old is None else old.reshape(-1).to(kept.dtype))
+    return kept.view(new.shape)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,14 +196,20 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, deviation, largest
 
 
-def saturate(x: Tensor, *, limit: float, dtype: torch.dtype) -> Tensor:
-    """x clipped to +-limit and converted to `dtype`, in its shape; inf and nan stay as they are."""
-    return library.saturate(_flat(x), limit, dtype).view(x.shape)
+def saturate(x: Tensor, *, limit: float, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
+    """x clipped to +-limit, times `factor`, converted to `dtype`, in its shape; inf and nan stay as they are."""
+    return library.saturate(_flat(x), limit, dtype, factor).view(x.shape)
 
 
 def ternary_encode(x: Tensor, *, threshold: float | Tensor) -> Tensor:
-    """Two bits per value: 1 where x > threshold, 3 (that is -1) where x < -threshold, 2 for nan, else 0."""
+    """Two bits per value: 1 where x > threshold, 3 (that is -1) where x < -threshold, 2 for nan and inf, else 0."""
     return library.ternary_encode(_flat32(x), _scales(threshold, x, None), None, None)
+
+
+def ternary_residual(x: Tensor, residual: Tensor | None, *, threshold: float | Tensor) -> tuple[Tensor, Tensor]:
+    """`ternary_encode` of x + residual, and what it loses of that sum: (packed, new residual)."""
+    limit = _scales(threshold, x, None)
+    return library.ternary_residual(_flat32(x), _residual(residual, x), limit, None, None)
 
 
 def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Sequence[int] | None = None) -> Tensor:
@@ -146,12 +221,31 @@ def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Seq
     return library.ternary_encode(_flat32(x), _scales(scale, x, lengths), _signed(seed), sizes)
 
 
+def terngrad(x: Tensor, *, clip: float, seed: int, lengths: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """`terngrad_encode` with its scale: the largest magnitude, at most `clip` standard deviations (0: no clipping).
+
+    Returns (packed, scale), the scale 0-d; with `lengths`, one per tensor.
+    """
+    packed, scale = library.terngrad(_flat32(x), float(clip), _signed(seed), _lengths(lengths, x.numel()))
+    return packed, scale[0] if lengths is None else scale
+
+
 def ternary_decode(
-    packed: Tensor, scale: float | Tensor, count: int, *, lengths: Sequence[int] | None = None
+    packed: Tensor,
+    scale: float | Tensor,
+    count: int,
+    *,
+    lengths: Sequence[int] | None = None,
+    onto: Tensor | None = None,
+    divisor: int = 1,
 ) -> Tensor:
     """0, scale, -scale or nan for codes 0, 1, 3 and 2, as float32; with `lengths`, one scale per tensor."""
     sizes = _check_pieces(packed, count, 2, lengths)
-    return library.ternary_decode(packed.contiguous(), _scales(scale, packed, lengths), count, sizes)
+    packed, scales = packed.contiguous(), _scales(scale, packed, lengths)
+    if _fused(onto, packed):
+        library.ternary_onto(packed, scales, sizes, onto, float(divisor))
+        return onto
+    return _onto(library.ternary_decode(packed, scales, count, sizes), onto, divisor)
 
 
 def natural_encode(x: Tensor, *, seed: int) -> Tensor:
@@ -162,10 +256,14 @@ def natural_encode(x: Tensor, *, seed: int) -> Tensor:
     return library.natural_encode(_flat32(x), _signed(seed))
 
 
-def natural_decode(codes: Tensor, count: int) -> Tensor:
+def natural_decode(codes: Tensor, count: int, *, onto: Tensor | None = None, divisor: int = 1) -> Tensor:
     """The float32 powers of two of `natural_encode`."""
     _check_bytes(codes, _check_count(count))
-    return library.natural_decode(codes.contiguous())
+    codes = codes.contiguous()
+    if _fused(onto, codes):
+        library.natural_onto(codes, onto, float(divisor))
+        return onto
+    return _onto(library.natural_decode(codes), onto, divisor)
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -215,10 +313,20 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, *, unique: bool = 
     return sparse.scatter_add(out, indices, values, unique)
 
 
-def densify(values: Tensor, indices: Tensor, count: int, *, unique: bool = True) -> Tensor:
+def densify(
+    values: Tensor,
+    indices: Tensor,
+    count: int,
+    *,
+    unique: bool = True,
+    onto: Tensor | None = None,
+    divisor: int = 1,
+) -> Tensor:
     """A flat tensor of `count` zeros with the values added at their positions: decodes `topk` and `compact`."""
-    out = torch.zeros(_check_count(count), dtype=values.dtype, device=values.device)
-    return scatter_add(out, indices, values, unique=unique)
+    if onto is None:
+        onto = torch.zeros(_check_count(count), dtype=values.dtype, device=values.device)
+    total = scatter_add(onto, indices, values, unique=unique)
+    return total if divisor == 1 else total.div_(divisor)
 
 
 def orthonormal(m: Tensor) -> Tensor:
@@ -229,7 +337,14 @@ def orthonormal(m: Tensor) -> Tensor:
     """
     if m.dim() < 2:
         raise ValueError(f"a matrix (..., n, r) is needed, not shape {tuple(m.shape)}")
-    return linalg.orthonormal(m)
+    return library.orthonormal(m)
+
+
+def unit_columns(factor: Tensor, fresh: Tensor) -> Tensor:
+    """The factor (..., n, r) with columns of norm 1; columns of zeros are replaced by those of `fresh`."""
+    if factor.shape != fresh.shape:
+        raise ValueError(f"factors of shapes {tuple(factor.shape)} and {tuple(fresh.shape)}: they must agree")
+    return library.unit_columns(factor, fresh)
 
 
 def uniform(n: int | Sequence[int], *, seed: int, offset: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -259,6 +374,16 @@ def extract(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     return [piece.view(tuple(shape)) for piece, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
+def _fused(onto: Tensor | None, payload: Tensor) -> TypeGuard[Tensor]:
+    """Whether the device has kernels that add what they decode."""
+    return onto is not None and payload.device.type == "cuda"
+
+
+def _onto(part: Tensor, onto: Tensor | None, divisor: int) -> Tensor:
+    total = part if onto is None else onto.add_(part)
+    return total if divisor == 1 else total.div_(divisor)
+
+
 def _flat(x: Tensor) -> Tensor:
     if not x.dtype.is_floating_point:
         raise ValueError(f"a float tensor is needed, not {x.dtype}")
@@ -268,6 +393,14 @@ def _flat(x: Tensor) -> Tensor:
 def _flat32(x: Tensor) -> Tensor:
     flat = _flat(x)
     return flat if flat.dtype in (torch.float32, torch.float16, torch.bfloat16) else flat.float()
+
+
+def _residual(residual: Tensor | None, x: Tensor) -> Tensor | None:
+    if residual is None:
+        return None
+    if residual.numel() != x.numel():
+        raise ValueError(f"the residual has {residual.numel()} values and the tensor {x.numel()}: they must agree")
+    return _flat(residual).float()
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -294,10 +427,23 @@ def _lengths(lengths: Sequence[int] | None, count: int) -> list[int] | None:
 def _scales(value: float | Tensor, like: Tensor, lengths: Sequence[int] | None) -> Tensor:
     """One float32 for the tensor (0-d), or one per concatenated tensor (flat)."""
     if not isinstance(value, Tensor):
-        value = torch.full((), float(value), dtype=torch.float32, device=like.device)
+        value = _number(float(value), like.device)
     _check_floats(value, 1 if lengths is None else len(lengths), "scale")
     value = value.detach().to(like.device, torch.float32)
     return value.reshape(()) if lengths is None else value.reshape(-1).contiguous()
+
+
+def _number(value: float, device: torch.device) -> Tensor:
+    """A 0-d float32 on the device."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.full((), value, dtype=torch.float32, device=device)
+    return _kept_number(value, device)
+
+
+@lru_cache(maxsize=256)
+def _kept_number(value: float, device: torch.device) -> Tensor:
+    # This copy is complete on return, so any stream may read the number.
+    return torch.tensor(value, dtype=torch.float32).to(device)
 
 
 def _check_pieces(packed: Tensor, count: int, bits: int, lengths: Sequence[int] | None) -> list[int] | None:
@@ -319,6 +465,11 @@ def _check_bits(bits: int, low: int) -> None:
 def _check_block(block: int) -> None:
     if block < 1:
         raise ValueError(f"block is {block}: use 1 or more")
+
+
+def _check_norm(norm: str) -> None:
+    if norm not in ("max", "l2"):
+        raise ValueError(f"norm is '{norm}': use 'max' or 'l2'")
 
 
 def _check_count(count: int) -> int:

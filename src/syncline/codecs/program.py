@@ -31,6 +31,8 @@ class Runnable(Protocol):
     @property
     def spread(self) -> bool: ...
     @property
+    def direct(self) -> bool: ...
+    @property
     def tail(self) -> Coder | None: ...
     def generate(self, grad: Tensor, state: State) -> Steps:
         """The author's generator on a gradient, without error feedback and chain."""
@@ -42,10 +44,10 @@ class Run:
 
     def __init__(
         self, codec: Runnable, *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
-        seed: int = 0,
+        seed: int = 0, lengths: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self.codec = codec
-        self.state = State(names=names, step=step, rank=rank, world=world, seed=seed)
+        self.state = State(names=names, step=step, rank=rank, world=world, seed=seed, lengths=lengths)
         self._steps: Any = None
 
     def start(self, grad: Tensor, state: Tensors | None = None, *, scratch: bool = False) -> Request | Result:
@@ -74,39 +76,36 @@ def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool) -> A
     state.dtype, shape = grad.dtype, grad.shape
     x = _viewed(grad, codec)
     x = x if x.dtype == torch.float64 and codec.definition.native else x.float()
-    factors = codec.definition.carries == "factors"
-    if codec.spread and x.numel() and not factors:
+    if codec.spread and x.numel():
         # Make the whole gradient nan if one value is: the codec might not send that value.
         x = _spread(x)
     scratch = scratch or x.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr()
     del grad  # the caller may have no other use for its memory
-    if codec.feedback is True:
+    direct = codec.direct and codec.feedback != "own"
+    if codec.feedback is True and not direct:
         x = state.compensate(x, scratch=scratch)
     steps = _chained(codec, x, state)
-    out = yield from _marked(steps) if codec.spread and factors else steps
+    steps = _direct(steps, state, keep=bool(codec.feedback)) if direct else steps
+    out = yield from steps
     keep = dict(out.state)
     if codec.feedback:
-        assert state.compensated is not None, f"codec '{codec}' has feedback='own' and did not compensate"
-        keep["error"] = _residual(state, out).view(shape)
-    return Result(out.mean.to(state.dtype).view(shape), keep)
+        if direct and out.residual is None:  # a driver that answers with `own` alone
+            state.compensate(x)
+        keep["error"] = (_residual(codec, state, out) if out.residual is None else out.residual).view(shape)
+    # A float16 output may overflow where the mean did not.
+    sample = None if state.dtype == torch.float16 else out.sample
+    return Result(out.mean.to(state.dtype).view(shape), keep, sample)
 
 
-def _marked(steps: Steps) -> Steps:
-    """The same requests, with the first factor made nan as a whole if one of its values is not finite.
+def _direct(steps: Steps, state: State, *, keep: bool) -> Steps:
+    """The same requests, each with the residual. With `keep`, the exchange answers with the new residual."""
+    error = state.tensors.get("error") if keep else None
 
-    A value that is not finite in a matrix shows in its product with anything. The factor is smaller than the
-    gradient, so checking it is faster.
-    """
-    first = True
+    def hand_over(request: Merge) -> Generator[Request, Any, Any]:
+        residual = None if error is None else error.view(request.tensor.shape)
+        return (yield replace(request, own=False, keep=keep, residual=residual))
 
-    def mark(request: Request) -> Generator[Request, Any, Any]:
-        nonlocal first
-        if first and not isinstance(request, Gather) and request.tensor.numel():
-            request = replace(request, tensor=_spread(request.tensor))
-        first = False
-        return (yield request)
-
-    out: Out = yield from relay(steps, mark)
+    out: Out = yield from relay(steps, hand_over)
     return out
 
 
@@ -120,10 +119,10 @@ def _spread(x: Tensor) -> Tensor:
     return x + norm * 0
 
 
-def _residual(state: State, out: Out) -> Tensor:
+def _residual(codec: Runnable, state: State, out: Out) -> Tensor:
     """The residual: what was not sent. Reuses the memory of the compensated gradient if nobody else holds it."""
     whole, share = state.compensated, _share(out, state)
-    assert whole is not None
+    assert whole is not None, f"codec '{codec}' has feedback='own' and did not compensate"
     used = {t.untyped_storage().data_ptr() for t in (out.mean, *out.state.values())}
     ours = state.reusable and whole.dtype == share.dtype
     free = ours and whole.untyped_storage().data_ptr() not in used

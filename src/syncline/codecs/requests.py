@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from syncline.codecs.coder import DENSE, Coder, Payload, cast, saturated
+from syncline.codecs.coder import DENSE, Coder, Payload, cast, saturated, scaled
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Merge:
     `own` over the ranks is the mean that arrived, but for the rounding of a backend's sum in half precision.
     `mean=False` asks for the sum. `own=False` says that nobody reads `own`, so it need not be computed.
     `scratch=True` allows the exchange to overwrite the tensor.
+
+    `residual` is added to the tensor before it is sent. With `keep=True` the answer has the new residual: what of
+    the sum this rank did not send. An encoder can do both in one pass over memory (`Coder.encode_residual`).
     """
 
     tensor: Tensor
@@ -51,6 +54,25 @@ class Merge:
     mean: bool = True
     own: bool = True
     scratch: bool = False
+    residual: Tensor | None = None
+    keep: bool = False
+
+    @property
+    def tracks_loss(self) -> bool:
+        """Whether the answer depends on what encoding loses."""
+        return self.own or self.keep
+
+    def whole(self) -> Tensor:
+        """The tensor with the residual added."""
+        return self.tensor if self.residual is None else self.tensor + self.residual
+
+    def out(self, mean: Tensor, lost: Tensor | None) -> "Out":
+        """The answer, from the mean and what this rank did not send; `lost` is None if that is nothing."""
+        own = self.tensor  # nobody reads it without `own`
+        if self.own:
+            own = self.whole() if lost is None else self.whole() - lost
+        residual = torch.zeros_like(self.tensor) if self.keep and lost is None else lost
+        return Out(mean, own, residual=residual if self.keep else None)
 
 
 @dataclass(frozen=True)
@@ -68,12 +90,16 @@ class Out(NamedTuple):
 
     `mean` is the averaged gradient, the same bits on every rank. `own` is this rank's contribution to it; error
     feedback keeps the difference. `own` is `None` if the contribution cannot be separated from the mean: then the
-    mean is used instead. `state` holds the tensors to keep for the next step.
+    mean is used instead. `state` holds the tensors to keep for the next step. `residual` is the new residual, in the
+    answer to a `Merge` that asked for it (`keep=True`). `sample` may be a part of the mean that is not finite if any
+    value of the mean is not: it is cheaper to check.
     """
 
     mean: Tensor
     own: Tensor | None = None
     state: Mapping[str, Tensor] = {}
+    residual: Tensor | None = None
+    sample: Tensor | None = None
 
 
 Steps = Generator[Request, Any, Out]
@@ -84,10 +110,14 @@ Merges = Generator[Merge, Out, Out]
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a run: the averaged gradient in the gradient's shape and dtype, and the state to commit."""
+    """Result of a run: the averaged gradient in the gradient's shape and dtype, and the state to commit.
+
+    If any value of the output is not finite, one of `sample` is not; None stands for the whole output.
+    """
 
     output: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    sample: Tensor | None = None
 
 
 def relay(steps: Generator[Any, Any, Any], answered: Callable[[Any], Generator[Any, Any, Any]]) -> Any:
@@ -105,7 +135,10 @@ def lower(request: Request) -> Merge:
     """Express `Mean` and `Sum` as a `Merge` of uncompressed values, and flatten the tensor of a `Merge`."""
     assert not isinstance(request, Gather)
     if isinstance(request, Merge):
-        return request if request.tensor.dim() == 1 else replace(request, tensor=request.tensor.reshape(-1))
+        if request.tensor.dim() == 1:
+            return request
+        residual = None if request.residual is None else request.residual.reshape(-1)
+        return replace(request, tensor=request.tensor.reshape(-1), residual=residual)
     return Merge(request.tensor.reshape(-1), cast(request.tensor.dtype), 0, isinstance(request, Mean), own=False)
 
 
@@ -114,8 +147,8 @@ def answer(request: Request, out: Out) -> Any:
     assert not isinstance(request, Gather)
     shape = request.tensor.shape
     if isinstance(request, Merge):
-        assert out.own is not None
-        return Out(out.mean.view(shape), out.own.view(shape))
+        own, residual = (None if part is None else part.view(shape) for part in (out.own, out.residual))
+        return Out(out.mean.view(shape), own, residual=residual)
     return out.mean.to(request.tensor.dtype).view(shape)
 
 
@@ -124,21 +157,26 @@ def halves_exactly(world: int) -> bool:
     return world & (world - 1) == 0
 
 
-def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor]:
-    """For a coder whose payloads add: the tensor to sum over `world` ranks, and this rank's `own`.
+def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor | None]:
+    """For a coder whose payloads add: the tensor to sum over `world` ranks, and what this rank loses (None: nothing).
 
     It divides before the sum, as DDP does, so that half precision does not overflow.
     """
     share = 1 / world if merge.mean else 1.0
-    x = saturated(merge.tensor) if merge.coder.writes(torch.float16) else merge.tensor
-    if share != 1 and merge.coder.writes(torch.bfloat16) and x.dtype == torch.float32 and not merge.own:
+    whole = merge.whole()
+    plain = whole.dtype == torch.float32 and not merge.tracks_loss
+    half = next((dtype for dtype in (torch.bfloat16, torch.float16) if merge.coder.writes(dtype)), None)
+    if plain and half is not None and whole.device.type == "cuda":
+        return scaled(whole, share, half), None
+    x = saturated(whole) if half == torch.float16 else whole
+    if plain and share != 1 and half == torch.bfloat16:
         if halves_exactly(world):  # two passes, each several times faster than the one below
-            return x.to(torch.bfloat16).mul_(share), merge.tensor
-        return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), merge.tensor
+            return x.to(torch.bfloat16).mul_(share), None
+        return torch.mul(x, share, out=torch.empty_like(x, dtype=torch.bfloat16)), None
     if share != 1:
         x = x.mul_(share) if merge.scratch and x is merge.tensor else x * share
     (part,) = merge.coder.encode(x, seed=merge.seed)
-    if not merge.own or merge.coder.writes(merge.tensor.dtype):
-        return part, merge.tensor
+    if not merge.tracks_loss or merge.coder.writes(merge.tensor.dtype):
+        return part, None
     own = merge.coder.decode((part,), x.numel(), seed=merge.seed)
-    return part, own if share == 1 else own * world
+    return part, whole - (own if share == 1 else own * world)

@@ -21,7 +21,8 @@ Tensors = Mapping[str, Tensor]
 class State:
     """What a codec knows in one step: its tensors, parameter names, step, rank, world size and seeds.
 
-    `names` are the parameters of this batch: one, or several that are sent as one. `rank` and `world` count the
+    `names` are the parameters of this batch: one, or several that are sent as one. `lengths` are the sizes of several
+    parameters that are concatenated; None for one parameter, and for stacked matrices. `rank` and `world` count the
     ranks that contribute gradients.
     """
 
@@ -32,6 +33,7 @@ class State:
     world: int = 1
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    lengths: tuple[int, ...] | None = None
     compensated: Tensor | None = None
     reusable: bool = False
     """Whether the memory of `compensated` is this run's own."""

@@ -22,9 +22,15 @@ def nbytes(layout: Layout) -> int:
 
 
 def pack(payload: Sequence[Tensor]) -> Tensor:
-    """The payload as one flat uint8 tensor; a payload of one contiguous tensor is not copied."""
+    """The payload as one flat uint8 tensor; not copied if its tensors already lie one after the other in memory."""
     parts = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in payload]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    ends = [part.data_ptr() + part.numel() for part in parts]
+    follows = all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False))
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    if not follows or len(storages) > 1 or parts[0].device.type == "meta":
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    first, total = parts[0], sum(part.numel() for part in parts)
+    return first.as_strided((total,), (1,), first.storage_offset())
 
 
 def unpack(buffer: Tensor, layout: Layout) -> tuple[Tensor, ...]:

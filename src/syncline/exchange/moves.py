@@ -6,13 +6,14 @@ An exchange is a generator. It encodes, decodes and merges shards in plain code,
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from syncline.codecs import Merge, Out
-from syncline.codecs.coder import Payload
 from syncline.codecs.wire import nbytes, pack, unpack
 
 
@@ -56,42 +57,66 @@ class Position:
 
 
 class Shard:
-    """One slice of a merge's tensor: this rank's values, their encoding, and this rank's contribution (`own`).
+    """One slice of a merge's tensor: this rank's values, their encoding, and what of them this rank did not send.
 
     It has the primitives `encode`, `decode` and `merge`; a `Move` sends and receives.
     """
 
     def __init__(self, merge: Merge, start: int, stop: int) -> None:
-        self.request, self.start = merge, start
-        self.values = merge.tensor[start:stop]
-        self.own = self.values
-        self.count = stop - start
-        self.layout = merge.coder.layout(self.count)
+        self.request, self.start, self.count = merge, start, stop - start
+        self.tensor = merge.tensor[start:stop]
+        self.residual = None if merge.residual is None else merge.residual[start:stop]
+        self.lost: Tensor | None = None
+        """What this rank did not send; None: nothing."""
+        self.coder = merge.coder.part(start, stop)
+        self.layout = self.coder.layout(self.count)
         self.nbytes = nbytes(self.layout)
 
+    @cached_property
+    def values(self) -> Tensor:
+        """This rank's values, residual included."""
+        return self.tensor if self.residual is None else self.tensor + self.residual
+
+    def encode_own(self) -> Tensor:
+        """Encode this rank's values to send."""
+        return self._encode(self.tensor, self.residual, 1)
+
     def encode(self, values: Tensor, *, weight: int = 1) -> Tensor:
-        """Encode values to send. The loss, times `weight` for a mean of that many ranks, is subtracted from `own`."""
-        payload: Payload = self.request.coder.encode(values, seed=self.request.seed)
-        buffer = pack(payload)
-        if self.request.coder.writes(values.dtype):
-            return buffer
-        if values is self.values and self.own is values and weight == 1:
-            self.own = self.decode(buffer)
-        else:
-            self.own = self.own - (values - self.decode(buffer)) * weight
-        return buffer
+        """Encode merged values to send. This rank has the loss, times `weight` if it is one of a mean of that many."""
+        return self._encode(values, None, weight)
+
+    def _encode(self, x: Tensor, residual: Tensor | None, weight: int) -> Tensor:
+        coder, seed = self.coder, self.request.seed
+        if coder.writes(x.dtype) or not self.request.tracks_loss:
+            return pack(coder.encode(x if residual is None else x + residual, seed=seed))
+        payload, lost = coder.encode_residual(x, residual, seed=seed)
+        if weight != 1:
+            lost = lost.mul_(weight)
+        self.lost = lost if self.lost is None else self.lost.add_(lost)
+        return pack(payload)
+
+    def lost_values(self) -> Tensor:
+        """What this rank did not send, as a tensor."""
+        return torch.zeros_like(self.tensor) if self.lost is None else self.lost
 
     def decode(self, buffer: Tensor) -> Tensor:
         """Decode a received buffer; `ValueError` if its size is wrong."""
         payload = unpack(buffer, self.layout)
-        return self.request.coder.decode(payload, self.count, seed=self.request.seed)
+        return self.coder.decode(payload, self.count, seed=self.request.seed)
+
+    def decode_onto(self, total: Tensor | None, buffer: Tensor, *, divisor: int = 1) -> Tensor:
+        """(total + the values of a received buffer) / divisor, in the memory of `total`."""
+        payload = unpack(buffer, self.layout)
+        return self.coder.decode_onto(total, payload, self.count, divisor=divisor, seed=self.request.seed)
 
     def merge(self, buffers: Mapping[int, Tensor], *, own_at: int) -> Tensor:
         """Sum of the received buffers and this rank's own values, always in rank order."""
         total: Tensor | None = None
         for rank in sorted({*buffers, own_at}):
-            part = self.values if rank == own_at else self.decode(buffers[rank])
-            total = part.clone() if total is None else total.add_(part)
+            if rank != own_at:
+                total = self.decode_onto(total, buffers[rank])
+            else:
+                total = self.values.clone() if total is None else total.add_(self.values)
         assert total is not None
         return total
 
@@ -111,13 +136,15 @@ def make_shards(merge: Merge, parts: int) -> list[Shard]:
 
 def result(cut: list[Shard], finals: list[Tensor]) -> Out:
     """The answer, from the final buffer of every shard. All ranks decode the same bytes."""
-    exact = all(shard.own is shard.values for shard in cut)
-    own = cut[0].request.tensor if exact else _joined(cut, lambda shard, _: shard.own)
-    return Out(_joined(cut, lambda shard, at: shard.decode(finals[at])), own)
+    exact = all(shard.lost is None for shard in cut)
+    lost = None if exact else _joined(cut, lambda shard, _: shard.lost_values())
+    return cut[0].request.out(_joined(cut, lambda shard, at: shard.decode(finals[at])), lost)
 
 
 def _joined(cut: list[Shard], part: Callable[[Shard, int], Tensor]) -> Tensor:
     """One tensor, filled shard by shard: the allocator can reuse the temporary memory of each shard."""
+    if len(cut) == 1:
+        return part(cut[0], 0)
     whole: Tensor | None = None
     for at, shard in enumerate(cut):
         values = part(shard, at)

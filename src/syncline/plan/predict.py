@@ -194,16 +194,17 @@ def launch(
     """Communication of one of `parts` launches of tensors of these sizes: the mean of two late steps."""
     coded, link, scale = built(codec), exchange.build(carrier), 1.0
     if parts == 1:
-        packed = [batch.shape for batch in codecs.batches(coded, [""] * len(sizes), sizes, small=_SMALL)]
+        batches = codecs.batches(coded, [""] * len(sizes), sizes, small=_SMALL)
+        packed = [(batch.shape, batch.lengths) for batch in batches]
     else:
         values = sum(torch.Size(size).numel() for size in sizes) // parts
-        packed, scale = [(min(values, _LARGE),)], max(1.0, values / _LARGE)
+        packed, scale = [((min(values, _LARGE),), None)], max(1.0, values / _LARGE)
     sent: dict[int, float] = {}
     messages: dict[int, float] = {}
     for step in (LATE, LATE + 1):
         fused: set[tuple[int, object]] = set()
-        for shape in packed:
-            for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True)):
+        for shape, lengths in packed:
+            for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True, lengths=lengths)):
                 sent[number] = sent.get(number, 0.0) + _sent(link, one, world) / 2 * scale
                 # Payloads that add and have the same coder are sent as one message.
                 alone = not one.adds or (number, one.coder) not in fused

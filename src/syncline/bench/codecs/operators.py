@@ -27,6 +27,7 @@ def cases(x: Tensor) -> dict[str, Case]:
     """Encode and decode of the dense operators, and selection, by name."""
     n = x.numel()
     k = max(1, round(RATIO * n))
+    error = x.roll(1)
     scale, limit = ops.abs_max(x), torch.full((), 1.0, device=x.device)
     signs, pos, neg = ops.sign_encode(x)
     codes = ops.ternary_encode(x, threshold=limit)
@@ -40,8 +41,12 @@ def cases(x: Tensor) -> dict[str, Case]:
     fused: dict[str, Callable[[], Any]] = {
         "sign encode": lambda: ops.sign_encode(x),
         "sign decode": lambda: ops.sign_decode(signs, pos, neg, n),
+        "sign residual": lambda: ops.sign_residual(x, error),
+        "tbq residual": lambda: ops.ternary_residual(x, error, threshold=limit),
+        "int8 residual": lambda: ops.quantize_residual(x, error, bits=8),
+        "int4 residual": lambda: ops.quantize_residual(x, error, bits=4, block=64),
         "tbq encode": lambda: ops.ternary_encode(x, threshold=limit),
-        "terngrad encode": lambda: ops.terngrad_encode(x, scale=ops.abs_max(x), seed=SEED),
+        "terngrad encode": lambda: ops.terngrad(x, clip=2.5, seed=SEED),
         "terngrad codes": lambda: ops.terngrad_encode(x, scale=scale, seed=SEED),
         "moments": lambda: ops.moments(x),
         "fp16 encode": lambda: ops.saturate(x, limit=64480.5, dtype=torch.float16),
@@ -60,8 +65,12 @@ def cases(x: Tensor) -> dict[str, Case]:
     plain_torch: dict[str, Callable[[], Any]] = {
         "sign encode": lambda: pieces.sign_encode(x, None, False),
         "sign decode": lambda: pieces.sign_decode(signs, pos, neg, n, None),
+        "sign residual": lambda: pieces.sign_residual(x, error, None, False),
+        "tbq residual": lambda: pieces.ternary_residual(x, error, limit, None, None),
+        "int8 residual": lambda: pieces.quantize_residual(x, error, 8, 256, None, False),
+        "int4 residual": lambda: pieces.quantize_residual(x, error, 4, 64, None, False),
         "tbq encode": lambda: pieces.ternary_encode(x, limit, None, None),
-        "terngrad encode": lambda: pieces.ternary_encode(x, x.abs().amax(), SEED, None),
+        "terngrad encode": lambda: pieces.terngrad(x, 2.5, SEED, None),
         "terngrad codes": lambda: pieces.ternary_encode(x, scale, SEED, None),
         "moments": lambda: plain.moments(x),
         "fp16 encode": lambda: plain.saturate(x, 64480.5, torch.float16),
@@ -84,6 +93,8 @@ def cases(x: Tensor) -> dict[str, Case]:
     least = {name: 4 * n + codes_bytes[name.split()[0]] for name in fused}
     # The scale depends on every value, so a tensor larger than the cache has to be read twice.
     least["terngrad encode"] += 4 * n
+    # The residual is read, and the new one written.
+    least |= {name: size + 8 * n for name, size in least.items() if name.endswith("residual")}
     return {name: Case(fused[name], plain_torch[name], least[name]) for name in fused}
 
 
@@ -121,6 +132,7 @@ def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> lis
     from syncline.codecs.kernels import gpu_blocks, gpu_moments, gpu_saturate, gpu_select, gpu_sign, gpu_ternary
 
     (x,) = inputs([count], device, most=1)
+    error = x.roll(1)
     clock = Clock(device)
     packed, means = gpu_sign.sign_encode(x, None, False)
     pos, neg = means[0].contiguous(), means[1].contiguous()
@@ -130,6 +142,12 @@ def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> lis
     trials: dict[str, Callable[[tuple[int, int]], Any]] = {
         "sign encode": lambda c: gpu_sign.sign_encode(x, None, False, c),
         "sign decode": lambda c: gpu_sign.sign_decode(packed, pos, neg, count, None, c),
+        "sign residual": lambda c: gpu_sign.sign_residual(x, error, None, False, c),
+        "tbq residual": lambda c: gpu_ternary.ternary_residual(x, error, limit, None, None, c),
+        "int8 residual": lambda c: gpu_blocks.quantize_residual(x, error, 8, 256, None, False, c),
+        "int4 residual": lambda c: gpu_blocks.quantize_residual(x, error, 4, 64, None, False, c),
+        "qsgd encode": lambda c: gpu_blocks.quantize_blocks(x, 4, 512, SEED, True, c),
+        "terngrad": lambda c: gpu_ternary.terngrad(x, 2.5, SEED, None, c),
         "tbq encode": lambda c: gpu_ternary.ternary_encode(x, limit, None, None, c),
         "terngrad encode": lambda c: gpu_ternary.ternary_encode(x, limit, SEED, None, c),
         "ternary decode": lambda c: gpu_ternary.ternary_decode(codes, limit, count, None, c),
@@ -139,7 +157,7 @@ def variants(device: torch.device, count: int, *, budget_s: float = 0.15) -> lis
         "compact": lambda c: gpu_select.compact(x, limit * 2.5, count // 50, c),
         "topk": lambda c: gpu_select.topk(x, count // 100, c),
         "moments": lambda c: gpu_moments.moments(x, c),
-        "saturate": lambda c: gpu_saturate.saturate(x, 64480.5, torch.float16, c),
+        "saturate": lambda c: gpu_saturate.saturate(x, 64480.5, torch.float16, 1.0, c),
     }
     bytes_ = [(256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8)]
     values = [(1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)]

@@ -9,7 +9,7 @@ from syncline.codecs.requests import Merge, Out, Steps
 from syncline.codecs.state import State
 
 
-@codec("acpsgd", feedback=True, view="matrix", carries="factors", spread=True)
+@codec("acpsgd", feedback=True, view="matrix", carries="factors")
 def acpsgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) -> Steps:
     """Send P in even steps and Q in odd ones: half of powersgd's bytes, and one all-reduce per step.
 
@@ -31,5 +31,6 @@ def acpsgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) 
     basis = ops.orthonormal(start(state, held, (m.shape[2], min(rank, *m.shape[1:])), grad))
     got = yield Merge(m @ basis)
     out, own = (f.view(*m.shape[:2], -1) @ basis.mT for f in got[:2])
+    sample = out[..., 0]  # a broken value makes a row of the factor broken, and that a row of the product
     out, own = (out.mT, own.mT) if odd else (out, own)
-    return Out(out, own, {held: basis, sent: got.mean})
+    return Out(out, own, {held: basis, sent: got.mean}, sample=sample)

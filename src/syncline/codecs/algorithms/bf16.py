@@ -11,7 +11,7 @@ from syncline.codecs.state import State
 CODER = cast(torch.bfloat16)
 
 
-@codec("bf16", tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
+@codec("bf16", direct=True, tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
 def bf16(grad: Tensor, state: State) -> Merges:
     """Round to bfloat16: float32's range with 8 bits of precision.
 

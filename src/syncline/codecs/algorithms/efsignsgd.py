@@ -9,15 +9,19 @@ from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-def _decode(payload: Payload, count: int) -> Tensor:
+def _decode(
+    payload: Payload, count: int, *, lengths: tuple[int, ...] | None, onto: Tensor | None = None, divisor: int = 1
+) -> Tensor:
     packed, scale = payload
-    return ops.sign_decode(packed, scale, -scale, count)
+    return ops.sign_decode(packed, scale, -scale, count, lengths=lengths, onto=onto, divisor=divisor)
 
 
-CODER = coder(ops.sign_encode_l1, _decode)
+def _encode_residual(x: Tensor, residual: Tensor | None, *, lengths: tuple[int, ...] | None) -> tuple[Payload, Tensor]:
+    packed, scale, rest = ops.sign_residual_l1(x, residual, lengths=lengths)
+    return (packed, scale), rest
 
 
-@codec("efsignsgd", feedback=True, carries="scales")
+@codec("efsignsgd", feedback=True, direct=True, carries="scales")
 def efsignsgd(grad: Tensor, state: State) -> Merges:
     """Send the sign and one scale, the mean magnitude.
 
@@ -26,4 +30,5 @@ def efsignsgd(grad: Tensor, state: State) -> Merges:
     Use it: like onebit, with a convergence proof; better than onebit where gradients are symmetric.
     Costs: 1 bit per value and 4 bytes; one residual tensor; two passes over the gradient.
     """
-    return (yield Merge(grad, CODER))
+    code = coder(ops.sign_encode_l1, _decode, residual_encoder=_encode_residual, lengths=state.lengths)
+    return (yield Merge(grad, code))

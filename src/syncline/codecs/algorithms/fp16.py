@@ -11,7 +11,7 @@ from syncline.codecs.state import State
 CODER = cast(torch.float16)
 
 
-@codec("fp16", tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
+@codec("fp16", direct=True, tail=lambda: CODER, takes=("gradient", "values", "factors", "scales"))
 def fp16(grad: Tensor, state: State) -> Merges:
     """Round to float16: 11 bits of precision, values up to 64480; larger ones are clipped.
 

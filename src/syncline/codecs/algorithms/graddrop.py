@@ -1,6 +1,9 @@
 """graddrop: drop all but the largest values, by a threshold found from a sample."""
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from torch import Tensor
 
@@ -24,13 +27,28 @@ def encode(x: Tensor, *, ratio: float, seed: int) -> Payload:
     return values, indices
 
 
-def decode(payload: Payload, count: int) -> Tensor:
+def decode(payload: Payload, count: int, *, onto: Tensor | None = None, divisor: int = 1) -> Tensor:
     """The sparse values in a dense tensor; all codecs that send values with their positions use it."""
     values, indices = payload
-    return ops.densify(values, indices, count)
+    return ops.densify(values, indices, count, onto=onto, divisor=divisor)
 
 
-@codec("graddrop", feedback=True, carries="values", spread=True)
+def leaving_rest(encode: Callable[..., Payload]) -> Callable[..., tuple[Payload, Tensor]]:
+    """The residual encoder for an encoder of sparse values: the new residual is everything that was not sent."""
+
+    @wraps(encode)
+    def encode_residual(x: Tensor, residual: Tensor | None, **options: Any) -> tuple[Payload, Tensor]:
+        whole = x.clone() if residual is None else x + residual
+        values, indices = encode(whole, **options)
+        return (values, indices), ops.scatter_add(whole, indices, -values, unique=True)
+
+    return encode_residual
+
+
+_encode_residual = leaving_rest(encode)
+
+
+@codec("graddrop", feedback=True, direct=True, carries="values", spread=True)
 def graddrop(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """Send the values above a threshold that about `ratio` of them reach, estimated from a sample.
 
@@ -41,4 +59,6 @@ def graddrop(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
-    return (yield Merge(grad, coder(encode, decode, ratio=float(ratio)), state.rank_seed))
+    return (
+        yield Merge(grad, coder(encode, decode, residual_encoder=_encode_residual, ratio=float(ratio)), state.rank_seed)
+    )

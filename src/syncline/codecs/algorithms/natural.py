@@ -13,15 +13,15 @@ def _encode(x: Tensor, *, seed: int) -> Payload:
     return (ops.natural_encode(x, seed=seed),)
 
 
-def _decode(payload: Payload, count: int) -> Tensor:
+def _decode(payload: Payload, count: int, *, onto: Tensor | None = None, divisor: int = 1) -> Tensor:
     (codes,) = payload
-    return ops.natural_decode(codes, count)
+    return ops.natural_decode(codes, count, onto=onto, divisor=divisor)
 
 
 CODER = coder(_encode, _decode)
 
 
-@codec("natural")
+@codec("natural", direct=True)
 def natural(grad: Tensor, state: State) -> Merges:
     """Round up or down at random to a power of two and send sign and exponent in one byte.
 

@@ -8,7 +8,7 @@ from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-@codec("none", carries="gradient", native=True)
+@codec("none", direct=True, carries="gradient", native=True)
 def none(grad: Tensor, state: State) -> Merges:
     """Send the gradient in its own precision: the baseline of every comparison.
 

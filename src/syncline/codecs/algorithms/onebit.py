@@ -9,21 +9,27 @@ from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-def _decode(payload: Payload, count: int) -> Tensor:
+def _decode(
+    payload: Payload, count: int, *, lengths: tuple[int, ...] | None, onto: Tensor | None = None, divisor: int = 1
+) -> Tensor:
     packed, positive, negative = payload
-    return ops.sign_decode(packed, positive, negative, count)
+    return ops.sign_decode(packed, positive, negative, count, lengths=lengths, onto=onto, divisor=divisor)
 
 
-CODER = coder(ops.sign_encode, _decode)
+def _encode_residual(x: Tensor, residual: Tensor | None, *, lengths: tuple[int, ...] | None) -> tuple[Payload, Tensor]:
+    *payload, rest = ops.sign_residual(x, residual, lengths=lengths)
+    return tuple(payload), rest
 
 
-@codec("onebit", feedback=True, carries="scales")
+@codec("onebit", feedback=True, direct=True, carries="scales")
 def onebit(grad: Tensor, state: State) -> Merges:
     """Send the sign; read it back as the mean of the values of that sign.
 
     Paper: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
     Formula: out = mean of (mean(g[g >= 0]) where g >= 0, else mean(g[g < 0])).
-    Use it: 32-fold with little arithmetic, for dense gradients of one scale; depends on its residual.
+    Use it: 32-fold with little arithmetic, for dense gradients; depends on its residual. Tensors that travel
+    together have means of their own.
     Costs: 1 bit per value and 8 bytes; one residual tensor; two passes over the gradient.
     """
-    return (yield Merge(grad, CODER))
+    code = coder(ops.sign_encode, _decode, residual_encoder=_encode_residual, lengths=state.lengths)
+    return (yield Merge(grad, code))

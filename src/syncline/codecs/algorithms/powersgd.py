@@ -21,11 +21,10 @@ def start(state: State, key: str, shape: tuple[int, int], like: Tensor) -> Tenso
     """The last step's factor with columns of norm 1; a zero column is replaced by random numbers."""
     fresh = state.random(shape, like.device)
     factor = state.get(key, fresh).to(fresh.dtype)
-    norm = torch.linalg.vector_norm(factor, dim=-2, keepdim=True)
-    return torch.where(norm == 0, fresh, factor / norm)
+    return ops.unit_columns(factor, fresh)
 
 
-@codec("powersgd", feedback=True, view="matrix", carries="factors", spread=True, captures=True)
+@codec("powersgd", feedback=True, view="matrix", carries="factors", captures=True)
 def powersgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) -> Steps:
     """Send the factors of a rank-`rank` approximation that all ranks share; two all-reduces per step.
 
@@ -45,4 +44,6 @@ def powersgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0
     p = yield Mean(grad @ q)
     p = ops.orthonormal(p)
     q = yield Mean(grad.mT @ p)
-    return Out(p @ q.mT, state={"q": q})
+    out = p @ q.mT
+    # A broken value makes all of p broken, and a broken row of q a column of the product.
+    return Out(out, state={"q": q}, sample=out[:, 0])

@@ -14,7 +14,7 @@ def _encode(x: Tensor, *, bits: int, block: int, seed: int) -> Payload:
     return ops.qsgd_encode(x, bits=bits, block=block, seed=seed)
 
 
-@codec("qsgd", carries="scales")
+@codec("qsgd", direct=True, carries="scales")
 def qsgd(grad: Tensor, state: State, *, bits: int = 4, block: int = 512) -> Merges:
     """Round up or down at random to one of 2**(bits-1) - 1 levels of the block's Euclidean norm.
 

@@ -13,12 +13,17 @@ def _encode(x: Tensor, *, tau: float) -> Payload:
     return (ops.ternary_encode(x, threshold=tau),)
 
 
-def _decode(payload: Payload, count: int, *, tau: float) -> Tensor:
+def _encode_residual(x: Tensor, residual: Tensor | None, *, tau: float) -> tuple[Payload, Tensor]:
+    packed, rest = ops.ternary_residual(x, residual, threshold=tau)
+    return (packed,), rest
+
+
+def _decode(payload: Payload, count: int, *, tau: float, onto: Tensor | None = None, divisor: int = 1) -> Tensor:
     (packed,) = payload
-    return ops.ternary_decode(packed, tau, count)
+    return ops.ternary_decode(packed, tau, count, onto=onto, divisor=divisor)
 
 
-@codec("tbq", feedback=True, spread=True)
+@codec("tbq", feedback=True, direct=True)
 def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Merges:
     """Send tau with the gradient's sign where its magnitude exceeds tau, else zero.
 
@@ -29,4 +34,4 @@ def tbq(grad: Tensor, state: State, *, tau: float = 0.001) -> Merges:
     """
     if not tau > 0:
         raise ValueError(f"tau is {tau}: use a number above 0")
-    return (yield Merge(grad, coder(_encode, _decode, tau=float(tau))))
+    return (yield Merge(grad, coder(_encode, _decode, residual_encoder=_encode_residual, tau=float(tau))))

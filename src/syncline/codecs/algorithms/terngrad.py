@@ -1,6 +1,5 @@
 """terngrad: minus one, zero or one, at random without bias."""
 
-import torch
 from torch import Tensor
 
 from syncline.codecs import ops
@@ -10,20 +9,14 @@ from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-def _encode(x: Tensor, *, clip: float, seed: int) -> Payload:
-    _, deviation, scale = ops.moments(x)
-    if clip:
-        # Values beyond the scale are sent with probability 1, as if clipped: no extra pass is needed.
-        scale = torch.minimum(scale, clip * deviation)
-    return ops.terngrad_encode(x, scale=scale, seed=seed), scale
-
-
-def _decode(payload: Payload, count: int) -> Tensor:
+def _decode(
+    payload: Payload, count: int, *, lengths: tuple[int, ...] | None, onto: Tensor | None = None, divisor: int = 1
+) -> Tensor:
     packed, scale = payload
-    return ops.ternary_decode(packed, scale, count)
+    return ops.ternary_decode(packed, scale, count, lengths=lengths, onto=onto, divisor=divisor)
 
 
-@codec("terngrad", carries="scales")
+@codec("terngrad", direct=True, carries="scales")
 def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Merges:
     """Send the sign with probability |g| / s, else zero; clipped at `clip` standard deviations (0: not at all).
 
@@ -34,4 +27,5 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Merges:
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")
-    return (yield Merge(grad, coder(_encode, _decode, clip=float(clip)), state.rank_seed))
+    # Values beyond the scale are sent with probability 1, as if clipped: no extra pass is needed.
+    return (yield Merge(grad, coder(ops.terngrad, _decode, clip=float(clip), lengths=state.lengths), state.rank_seed))

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from syncline.codecs import ops
-from syncline.codecs.algorithms.graddrop import SMALLEST, decode
+from syncline.codecs.algorithms.graddrop import SMALLEST, decode, leaving_rest
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
 from syncline.codecs.requests import Merge, Merges
@@ -20,7 +20,10 @@ def _encode(x: Tensor, *, tau: float, capacity: float, seed: int) -> Payload:
     return values, indices
 
 
-@codec("threshold", feedback=True, carries="values", spread=True)
+_encode_residual = leaving_rest(_encode)
+
+
+@codec("threshold", feedback=True, direct=True, carries="values", spread=True)
 def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float = 0.05) -> Merges:
     """Send the values of magnitude `tau` and more, at most a share `capacity` of all; the rest goes into the residual.
 
@@ -32,4 +35,5 @@ def threshold(grad: Tensor, state: State, *, tau: float = 0.001, capacity: float
     """
     if not tau >= 0 or not 0 < capacity <= 1:
         raise ValueError(f"tau is {tau}, capacity {capacity}: use tau >= 0 and a capacity above 0 and up to 1")
-    return (yield Merge(grad, coder(_encode, decode, tau=float(tau), capacity=float(capacity)), state.rank_seed))
+    sparse = coder(_encode, decode, residual_encoder=_encode_residual, tau=float(tau), capacity=float(capacity))
+    return (yield Merge(grad, sparse, state.rank_seed))

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from syncline.codecs import ops
-from syncline.codecs.algorithms.graddrop import decode
+from syncline.codecs.algorithms.graddrop import decode, leaving_rest
 from syncline.codecs.coder import Payload, coder
 from syncline.codecs.definition import codec
 from syncline.codecs.requests import Merge, Merges
@@ -16,7 +16,10 @@ def _encode(x: Tensor, *, ratio: float) -> Payload:
     return ops.topk(x, math.ceil(ratio * x.numel()))
 
 
-@codec("topk", feedback=True, carries="values", spread=True)
+_encode_residual = leaving_rest(_encode)
+
+
+@codec("topk", feedback=True, direct=True, carries="values", spread=True)
 def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """Send the `ratio` of values with the largest magnitude.
 
@@ -27,4 +30,4 @@ def topk(grad: Tensor, state: State, *, ratio: float = 0.01) -> Merges:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}: use a number above 0 and up to 1")
-    return (yield Merge(grad, coder(_encode, decode, ratio=float(ratio))))
+    return (yield Merge(grad, coder(_encode, decode, residual_encoder=_encode_residual, ratio=float(ratio))))

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from syncline.codecs.kernels import cpu_torch, native, plain, rng, sparse
+from syncline.codecs.kernels import cpu_torch, native, pieces, plain, rng, sparse
 
 # Below this the call costs more than the passes it saves, and no compiler need ever run.
 _SMALL = 4096
@@ -72,6 +72,13 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int | None, lengths: tuple[in
     return packed
 
 
+def terngrad(x: Tensor, clip: float, seed: int, lengths: tuple[int, ...] | None) -> tuple[Tensor, Tensor]:
+    """See `pieces.terngrad`."""
+    parts = [x] if lengths is None else x.split(list(lengths))
+    scale = torch.stack([pieces.clipped(moments(part), clip) for part in parts]) if parts else torch.empty(0)
+    return ternary_encode(x, scale, seed, lengths), scale
+
+
 def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: tuple[int, ...] | None) -> Tensor:
     """See `plain.ternary_decode`; with lengths, one scale per tensor."""
     library = _compiled(count)
@@ -82,6 +89,36 @@ def ternary_decode(packed: Tensor, scale: Tensor, count: int, lengths: tuple[int
         else:
             library.sl_ternary_decode(piece.data_ptr(), target.numel(), float(s), target.data_ptr())
     return out
+
+
+def sign_residual(
+    x: Tensor, residual: Tensor | None, lengths: tuple[int, ...] | None, l1: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `pieces.sign_residual`."""
+    whole = pieces.added(x, residual)
+    packed, means = sign_encode(whole, lengths, l1)
+    sent = sign_decode(packed, means[0], -means[0] if l1 else means[1], x.numel(), lengths)
+    return packed, means, torch.sub(whole, sent, out=sent)
+
+
+def ternary_residual(
+    x: Tensor, residual: Tensor | None, scale: Tensor, seed: int | None, lengths: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor]:
+    """See `pieces.ternary_residual`."""
+    whole = pieces.added(x, residual)
+    packed = ternary_encode(whole, scale, seed, lengths)
+    sent = ternary_decode(packed, scale, x.numel(), lengths)
+    return packed, torch.sub(whole, sent, out=sent)
+
+
+def quantize_residual(
+    x: Tensor, residual: Tensor | None, bits: int, block: int, seed: int | None, l2: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `pieces.quantize_residual`."""
+    whole = pieces.added(x, residual)
+    packed, scales = quantize_blocks(whole, bits, block, seed, l2)
+    sent = dequantize_blocks(packed, scales, bits, block, x.numel())
+    return packed, scales, torch.sub(whole, sent, out=sent)
 
 
 def _pieces(

@@ -1,4 +1,4 @@
-"""Triton: block-wise quantisation and back, one pass over the values; packing and unpacking of 1, 2, 4 bits."""
+"""Triton: block-wise quantisation with or without a residual, and back; packing and unpacking of 1, 2, 4 bits."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
 
@@ -8,14 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import rng
+from syncline.codecs.kernels.adjacent import adjacent
 from syncline.codecs.kernels.gpu_random import random_unit
-from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
+from syncline.codecs.kernels.gpu_tile import load_sum, store_sum, store_tile
 from syncline.codecs.kernels.plain import HUGE, TINY
 
 _TINY = tl.constexpr(TINY)
 _HUGE = tl.constexpr(HUGE)
 # Values per program, warps.
 ENCODE = (4096, 4)
+RESIDUAL = (2048, 4)
 DECODE = (4096, 4)
 # Powers of two, so that a block is a row of a tile.
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -24,8 +26,10 @@ BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 @triton.jit(do_not_specialize=["n", "blocks", "k0", "k1"])
 def _quantize(
     x_ptr,
+    residual_ptr,
     packed_ptr,
     scales_ptr,
+    rest_ptr,
     n,
     blocks,
     k0,
@@ -33,6 +37,8 @@ def _quantize(
     BITS: tl.constexpr,
     CHANCE: tl.constexpr,
     L2: tl.constexpr,
+    ADD: tl.constexpr,
+    KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -43,12 +49,12 @@ def _quantize(
     count = tl.minimum(n - start, ROWS * BLOCK).to(tl.int32)
     row = tl.arange(0, ROWS)
     local = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = load_tile(x_ptr + start, local, count, ROWS * BLOCK).to(tl.float32)
-    size = tl.max(tl.abs(x), axis=1)
-    # The maximum of numbers and a nan is not a nan here, so those are looked for apart.
-    broken = tl.max((~(tl.abs(x) < float("inf"))).to(tl.int32), axis=1) > 0
+    x = load_sum(x_ptr, residual_ptr, start, local, count, ADD, ROWS * BLOCK)
+    # As integers magnitudes order as the floats do, with nan above inf: one reduction finds both.
+    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    broken = largest >= 0x7F800000
+    size = tl.where(broken, 0, largest).to(tl.float32, bitcast=True)
     x = tl.where(broken[:, None], 0.0, x)
-    size = tl.where(broken, 0.0, size)
     usable = size > _TINY
     if L2:
         unit = x * tl.where(usable, tl.div_rn(1.0, tl.where(usable, size, 1.0)), 0.0)[:, None]
@@ -62,8 +68,10 @@ def _quantize(
         steps = (steps + 12582912.0) - 12582912.0
     code = steps.to(tl.int32) & ((1 << BITS) - 1)
     blocks_here = tl.minimum(blocks - pid * ROWS, ROWS).to(tl.int32)
-    size = tl.where(broken, float("nan"), size)
-    tl.store(scales_ptr + pid * ROWS + row, tl.div_rn(size, TOP * 1.0), mask=row < blocks_here)
+    scale = tl.div_rn(tl.where(broken, float("nan"), size), TOP * 1.0)
+    tl.store(scales_ptr + pid * ROWS + row, scale, mask=row < blocks_here)
+    if KEEP:
+        store_tile(rest_ptr + start, local, x - steps * scale[:, None], count, ROWS * BLOCK)
     if PER == 1:
         store_tile(packed_ptr + start, local, code.to(tl.uint8), count, ROWS * BLOCK)
     else:
@@ -75,9 +83,18 @@ def _quantize(
         store_tile(packed_ptr + start // PER, byte, packed, (count + PER - 1) // PER, ROWS * BLOCK // PER)
 
 
-@triton.jit(do_not_specialize=["n", "blocks"])
+@triton.jit(do_not_specialize=["n", "blocks", "divisor"])
 def _dequantize(
-    packed_ptr, scales_ptr, out_ptr, n, blocks, BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    packed_ptr,
+    scales_ptr,
+    out_ptr,
+    n,
+    blocks,
+    divisor,
+    BITS: tl.constexpr,
+    ONTO: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     PER: tl.constexpr = 8 // BITS
     HALF: tl.constexpr = 1 << (BITS - 1)
@@ -101,7 +118,7 @@ def _dequantize(
         spread = packed.to(tl.int32)[:, :, None] >> (place * BITS)[None, None, :]
         code = tl.reshape(spread & ((1 << BITS) - 1), [ROWS, BLOCK])
     value = ((code ^ HALF) - HALF).to(tl.float32) * scale[:, None]
-    store_tile(out_ptr + start, local, value, count, ROWS * BLOCK)
+    store_sum(out_ptr + start, local, value, count, divisor, ONTO, ROWS * BLOCK)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -134,17 +151,47 @@ def quantize_blocks(
     x: Tensor, bits: int, block: int, seed: int | None, l2: bool, config: tuple[int, int] = ENCODE
 ) -> tuple[Tensor, Tensor]:
     """See `plain.quantize_blocks`; bits 2, 4 or 8 and a block of `BLOCKS`."""
+    return _encode(x, None, None, bits, block, seed, l2, config)
+
+
+def quantize_residual(
+    x: Tensor,
+    residual: Tensor | None,
+    bits: int,
+    block: int,
+    seed: int | None,
+    l2: bool,
+    config: tuple[int, int] = RESIDUAL,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `pieces.quantize_residual`, in one pass; bits 2, 4 or 8 and a block of `BLOCKS`."""
+    rest = torch.empty(x.numel(), dtype=torch.float32, device=x.device)
+    packed, scales = _encode(x, residual, rest, bits, block, seed, l2, config)
+    return packed, scales, rest
+
+
+def _encode(
+    x: Tensor,
+    residual: Tensor | None,
+    rest: Tensor | None,
+    bits: int,
+    block: int,
+    seed: int | None,
+    l2: bool,
+    config: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
     n, (values, warps) = x.numel(), config
     blocks = triton.cdiv(n, block)
-    packed = torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=x.device)
-    scales = torch.empty(blocks, dtype=torch.float32, device=x.device)
+    parts = (((n * bits + 7) // 8,), torch.uint8), ((blocks,), torch.float32)
+    packed, scales = adjacent(x.device, *parts)
     if n:
         rows = max(1, values // block)
         k0, k1 = rng.keys(0 if seed is None else seed)
         modes = {"BITS": bits, "CHANCE": seed is not None, "L2": l2, "ROWS": rows, "BLOCK": block}
+        modes |= {"ADD": residual is not None, "KEEP": rest is not None}
         # No fused multiply-add: the steps then round as they do in the reference.
         options = {"num_warps": warps, "enable_fp_fusion": False}
-        _quantize[(triton.cdiv(blocks, rows),)](x, packed, scales, n, blocks, k0, k1, **modes, **options)
+        tensors = (x, residual, packed, scales, rest)
+        _quantize[(triton.cdiv(blocks, rows),)](*tensors, n, blocks, k0, k1, **modes, **options)
     return packed, scales
 
 
@@ -153,12 +200,24 @@ def dequantize_blocks(
 ) -> Tensor:
     """See `plain.dequantize_blocks`; bits 2, 4 or 8 and a block of `BLOCKS`."""
     out = torch.empty(count, dtype=torch.float32, device=packed.device)
-    if count:
-        values, warps = config
-        rows, blocks = max(1, values // block), triton.cdiv(count, block)
-        modes = {"BITS": bits, "ROWS": rows, "BLOCK": block}
-        _dequantize[(triton.cdiv(blocks, rows),)](packed, scales, out, count, blocks, **modes, num_warps=warps)
+    _decode(packed, scales, bits, block, out, None, config)
     return out
+
+
+def dequantize_onto(packed: Tensor, scales: Tensor, bits: int, block: int, total: Tensor, divisor: float) -> None:
+    """See `pieces.dequantize_onto`, in one pass; bits 2, 4 or 8 and a block of `BLOCKS`."""
+    _decode(packed, scales, bits, block, total, divisor, DECODE)
+
+
+def _decode(
+    packed: Tensor, scales: Tensor, bits: int, block: int, out: Tensor, divisor: float | None, config: tuple[int, int]
+) -> None:
+    count, (values, warps) = out.numel(), config
+    if count:
+        rows, blocks = max(1, values // block), triton.cdiv(count, block)
+        modes = {"BITS": bits, "ONTO": divisor is not None, "ROWS": rows, "BLOCK": block}
+        sizes = (count, blocks, 1.0 if divisor is None else divisor)
+        _dequantize[(triton.cdiv(blocks, rows),)](packed, scales, out, *sizes, **modes, num_warps=warps)
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import rng
-from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
+from syncline.codecs.kernels.gpu_tile import load_tile, store_sum, store_tile
 from syncline.codecs.kernels.plain import NATURAL_LOW
 
 _M1 = tl.constexpr(rng.M1)
@@ -55,8 +55,8 @@ def _natural_encode(x_ptr, out_ptr, n, k0, k1, TILE: tl.constexpr):
     store_tile(out_ptr + start, local, code.to(tl.uint8), count, TILE)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _natural_decode(codes_ptr, out_ptr, n, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "divisor"])
+def _natural_decode(codes_ptr, out_ptr, n, divisor, ONTO: tl.constexpr, TILE: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * TILE
     local = tl.arange(0, TILE)
     count = tl.minimum(n - start, TILE).to(tl.int32)
@@ -65,7 +65,7 @@ def _natural_decode(codes_ptr, out_ptr, n, TILE: tl.constexpr):
     value = tl.where(low > 0, (low - 1 + _LOW + 127) << 23, 0)
     value = tl.where(low == 127, 0x7FC00000, value)
     sign = ((code & 128) != 0).to(tl.int32) << 31
-    store_tile(out_ptr + start, local, (value | sign).to(tl.float32, bitcast=True), count, TILE)
+    store_sum(out_ptr + start, local, (value | sign).to(tl.float32, bitcast=True), count, divisor, ONTO, TILE)
 
 
 def natural_encode(x: Tensor, seed: int, tile: int = _TILE, warps: int = 4) -> Tensor:
@@ -83,5 +83,12 @@ def natural_decode(codes: Tensor, tile: int = _TILE, warps: int = 4) -> Tensor:
     out = torch.empty(codes.numel(), dtype=torch.float32, device=codes.device)
     if codes.numel():
         grid = (triton.cdiv(codes.numel(), tile),)
-        _natural_decode[grid](codes, out, codes.numel(), TILE=tile, num_warps=warps)
+        _natural_decode[grid](codes, out, codes.numel(), 1.0, ONTO=False, TILE=tile, num_warps=warps)
     return out
+
+
+def natural_onto(codes: Tensor, total: Tensor, divisor: float) -> None:
+    """See `pieces.natural_onto`, in one pass."""
+    if codes.numel():
+        grid = (triton.cdiv(codes.numel(), _TILE),)
+        _natural_decode[grid](codes, total, codes.numel(), divisor, ONTO=True, TILE=_TILE, num_warps=4)

@@ -1,4 +1,4 @@
-"""Triton: values within a limit, in another dtype, in one pass."""
+"""Triton: values within a limit, times a factor, in another dtype, in one pass."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
 
@@ -13,21 +13,23 @@ from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 CONFIG = (2048, 4)
 
 
-@triton.jit(do_not_specialize=["n", "limit"])
-def _saturate(x_ptr, out_ptr, n, limit, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "limit", "factor"])
+def _saturate(x_ptr, out_ptr, n, limit, factor, TILE: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * TILE
     local = tl.arange(0, TILE)
     count = tl.minimum(n - start, TILE).to(tl.int32)
     x = load_tile(x_ptr + start, local, count, TILE).to(tl.float32)
     inf = float("inf")
     x = tl.where((x > limit) & (x < inf), limit, tl.where((x < -limit) & (x > -inf), -limit, x))
-    store_tile(out_ptr + start, local, x.to(out_ptr.dtype.element_ty), count, TILE)
+    store_tile(out_ptr + start, local, (x * factor).to(out_ptr.dtype.element_ty), count, TILE)
 
 
-def saturate(x: Tensor, limit: float, dtype: torch.dtype, config: tuple[int, int] = CONFIG) -> Tensor:
+def saturate(
+    x: Tensor, limit: float, dtype: torch.dtype, factor: float = 1.0, config: tuple[int, int] = CONFIG
+) -> Tensor:
     """See `plain.saturate`."""
     n, (tile, warps) = x.numel(), config
     out = torch.empty(n, dtype=dtype, device=x.device)
     if n:
-        _saturate[(triton.cdiv(n, tile),)](x, out, n, limit, TILE=tile, num_warps=warps)
+        _saturate[(triton.cdiv(n, tile),)](x, out, n, limit, factor, TILE=tile, num_warps=warps)
     return out

@@ -1,13 +1,15 @@
-"""Triton: signs with their means (onebit, efsignsgd), one pass over the values, many tensors in one launch."""
+"""Triton: signs with their means (onebit, efsignsgd), with or without a residual; many tensors in one launch."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call"
+# ruff: noqa: SIM108
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
+from syncline.codecs.kernels.adjacent import adjacent
+from syncline.codecs.kernels.gpu_tile import load_sum, load_tile, store_sum, store_tile
 from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 
 # Bytes of output per program, warps. The partial sums follow the tile, so the choice is fixed, never tuned at run
@@ -17,7 +19,19 @@ DECODE = (512, 4)
 
 
 @triton.jit(do_not_specialize=["n", "programs"])
-def _sign_encode(x_ptr, packed_ptr, partial_ptr, table_ptr, n, programs, TABLE: tl.constexpr, BYTES: tl.constexpr):
+def _sign_encode(
+    x_ptr,
+    residual_ptr,
+    packed_ptr,
+    partial_ptr,
+    sum_ptr,
+    table_ptr,
+    n,
+    programs,
+    TABLE: tl.constexpr,
+    ADD: tl.constexpr,
+    BYTES: tl.constexpr,
+):
     pid = tl.program_id(0).to(tl.int64)
     if TABLE:
         start = tl.load(table_ptr + pid * 5)
@@ -30,7 +44,9 @@ def _sign_encode(x_ptr, packed_ptr, partial_ptr, table_ptr, n, programs, TABLE: 
     row = tl.arange(0, BYTES)
     place = tl.arange(0, 8)
     local = row[:, None] * 8 + place[None, :]
-    x = load_tile(x_ptr + start, local, count, BYTES * 8).to(tl.float32)
+    x = load_sum(x_ptr, residual_ptr, start, local, count, ADD, BYTES * 8)
+    if ADD:
+        store_tile(sum_ptr + start, local, x, count, BYTES * 8)
     positive = (x >= 0) & (local < count)
     bits = tl.sum(positive.to(tl.int32) << place[None, :], axis=1)
     tl.store(packed_ptr + byte + row, bits.to(tl.uint8), mask=row * 8 < count)
@@ -74,7 +90,50 @@ def _sign_means(partial_ptr, means_ptr, pieces_ptr, n, programs, pieces, TABLE: 
 
 
 @triton.jit(do_not_specialize=["n"])
-def _sign_decode(packed_ptr, pos_ptr, neg_ptr, table_ptr, out_ptr, n, TABLE: tl.constexpr, BYTES: tl.constexpr):
+def _sign_rest(
+    x_ptr,
+    means_ptr,
+    rest_ptr,
+    table_ptr,
+    n,
+    pieces,
+    TABLE: tl.constexpr,
+    L1: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """What the payload does not say; x and the rest may be the same memory."""
+    pid = tl.program_id(0).to(tl.int64)
+    if TABLE:
+        start = tl.load(table_ptr + pid * 5)
+        count = tl.load(table_ptr + pid * 5 + 1).to(tl.int32)
+        piece = tl.load(table_ptr + pid * 5 + 3)
+    else:
+        start = pid * (BYTES * 8)
+        count = tl.minimum(n - start, BYTES * 8).to(tl.int32)
+        piece = pid * 0
+    pos = tl.load(means_ptr + piece)
+    if L1:
+        neg = -pos
+    else:
+        neg = tl.load(means_ptr + pieces + piece)
+    local = tl.arange(0, BYTES * 8)
+    x = load_tile(x_ptr + start, local, count, BYTES * 8).to(tl.float32)
+    store_tile(rest_ptr + start, local, x - tl.where(x >= 0, pos, neg), count, BYTES * 8)
+
+
+@triton.jit(do_not_specialize=["n", "divisor"])
+def _sign_decode(
+    packed_ptr,
+    pos_ptr,
+    neg_ptr,
+    table_ptr,
+    out_ptr,
+    n,
+    divisor,
+    TABLE: tl.constexpr,
+    ONTO: tl.constexpr,
+    BYTES: tl.constexpr,
+):
     pid = tl.program_id(0).to(tl.int64)
     if TABLE:
         start = tl.load(table_ptr + pid * 5)
@@ -94,20 +153,52 @@ def _sign_decode(packed_ptr, pos_ptr, neg_ptr, table_ptr, out_ptr, n, TABLE: tl.
     bits = tl.load(packed_ptr + byte + row, mask=row * 8 < count, other=0).to(tl.int32)
     local = row[:, None] * 8 + place[None, :]
     value = tl.where(((bits[:, None] >> place[None, :]) & 1) != 0, pos, neg)
-    store_tile(out_ptr + start, local, value, count, BYTES * 8)
+    store_sum(out_ptr + start, local, value, count, divisor, ONTO, BYTES * 8)
 
 
 def sign_encode(
     x: Tensor, lengths: tuple[int, ...] | None, l1: bool, config: tuple[int, int] = ENCODE
 ) -> tuple[Tensor, Tensor]:
     """Packed bits and means: (2, pieces), positive side first; (1, pieces) mean magnitudes with `l1`."""
+    return _encode(x, None, None, lengths, l1, config)
+
+
+def sign_residual(
+    x: Tensor,
+    residual: Tensor | None,
+    lengths: tuple[int, ...] | None,
+    l1: bool,
+    config: tuple[int, int] = ENCODE,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `pieces.sign_residual`; two passes, because the means depend on all values."""
+    n, (size, warps) = x.numel(), config
+    rest = torch.empty(n, dtype=torch.float32, device=x.device)
+    packed, means = _encode(x, residual, rest, lengths, l1, config)
+    if n:
+        table = None if lengths is None else chunk_table(lengths, size * 8, 1, x.device)[0]
+        programs = triton.cdiv(n, size * 8) if table is None else table.shape[0]
+        source = x if residual is None else rest
+        modes = {"TABLE": table is not None, "L1": l1, "BYTES": size}
+        _sign_rest[(programs,)](source, means, rest, table, n, means.shape[1], **modes, num_warps=warps)
+    return packed, means, rest
+
+
+def _encode(
+    x: Tensor,
+    residual: Tensor | None,
+    total: Tensor | None,
+    lengths: tuple[int, ...] | None,
+    l1: bool,
+    config: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Bits and means of x, or with a residual of their sum, which goes to `total`."""
     n, (size, warps) = x.numel(), config
     pieces = 1 if lengths is None else len(lengths)
-    means = torch.zeros((1 if l1 else 2, pieces), dtype=torch.float32, device=x.device)
-    total = (n + 7) // 8 if lengths is None else packed_bytes(lengths, 1)
-    packed = torch.empty(total, dtype=torch.uint8, device=x.device)
+    size_bytes = (n + 7) // 8 if lengths is None else packed_bytes(lengths, 1)
+    parts = ((size_bytes,), torch.uint8), ((1 if l1 else 2, pieces), torch.float32)
+    packed, means = adjacent(x.device, *parts)
     if n == 0:
-        return packed, means
+        return packed, means.zero_()
     if lengths is None:
         table = ranges = None
         programs = triton.cdiv(n, size * 8)
@@ -116,7 +207,8 @@ def sign_encode(
         programs = table.shape[0]
     partial = torch.empty(3 * programs, dtype=torch.float32, device=x.device)
     many = table is not None
-    _sign_encode[(programs,)](x, packed, partial, table, n, programs, TABLE=many, BYTES=size, num_warps=warps)
+    tensors, modes = (x, residual, packed, partial, total, table), {"TABLE": many, "ADD": residual is not None}
+    _sign_encode[(programs,)](*tensors, n, programs, **modes, BYTES=size, num_warps=warps)
     _sign_means[(pieces,)](partial, means, ranges, n, programs, pieces, TABLE=many, L1=l1, num_warps=4)
     return packed, means
 
@@ -130,11 +222,31 @@ def sign_decode(
     config: tuple[int, int] = DECODE,
 ) -> Tensor:
     """See `plain.sign_decode`; with lengths, one mean per tensor."""
-    size, warps = config
     out = torch.empty(count, dtype=torch.float32, device=packed.device)
+    _decode(packed, pos, neg, lengths, out, None, config)
+    return out
+
+
+def sign_onto(
+    packed: Tensor, pos: Tensor, neg: Tensor, lengths: tuple[int, ...] | None, total: Tensor, divisor: float
+) -> None:
+    """See `pieces.sign_onto`, in one pass."""
+    _decode(packed, pos, neg, lengths, total, divisor, DECODE)
+
+
+def _decode(
+    packed: Tensor,
+    pos: Tensor,
+    neg: Tensor,
+    lengths: tuple[int, ...] | None,
+    out: Tensor,
+    divisor: float | None,
+    config: tuple[int, int],
+) -> None:
+    count, (size, warps) = out.numel(), config
     if count == 0:
-        return out
+        return
     table = None if lengths is None else chunk_table(lengths, size * 8, 1, packed.device)[0]
     programs = triton.cdiv(count, size * 8) if table is None else table.shape[0]
-    _sign_decode[(programs,)](packed, pos, neg, table, out, count, TABLE=table is not None, BYTES=size, num_warps=warps)
-    return out
+    modes = {"TABLE": table is not None, "ONTO": divisor is not None, "BYTES": size}
+    _sign_decode[(programs,)](packed, pos, neg, table, out, count, divisor or 1.0, **modes, num_warps=warps)

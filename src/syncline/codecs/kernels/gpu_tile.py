@@ -21,6 +21,23 @@ def load_tile(pointer, local, count, TILE: tl.constexpr):
 
 
 @triton.jit
+def load_sum(x_ptr, residual_ptr, start, local, count, ADD: tl.constexpr, TILE: tl.constexpr):
+    """The tile of x at `start` as float32, with the residual's added where there is one."""
+    x = load_tile(x_ptr + start, local, count, TILE).to(tl.float32)
+    if ADD:
+        x += load_tile(residual_ptr + start, local, count, TILE)
+    return x
+
+
+@triton.jit
+def store_sum(pointer, local, value, count, divisor, ONTO: tl.constexpr, TILE: tl.constexpr):
+    """pointer[local] = value; with ONTO, added to what is there and divided by `divisor`."""
+    if ONTO:
+        value = tl.div_rn(load_tile(pointer, local, count, TILE) + value, divisor)
+    store_tile(pointer, local, value, count, TILE)
+
+
+@triton.jit
 def store_tile(pointer, local, value, count, TILE: tl.constexpr):
     """pointer[local] = value up to `count`; without a mask where the tile is full."""
     if count == TILE:

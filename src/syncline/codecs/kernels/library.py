@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from syncline.codecs.kernels import cpu, pieces, plain, sparse
+from syncline.codecs.kernels import cpu, linalg, pieces, plain, sparse
 from syncline.codecs.kernels.segments import packed_bytes
 
 _Lengths = Sequence[int] | None
+_None = Callable[..., None]
 _One = Callable[..., Tensor]
 _Two = Callable[..., tuple[Tensor, Tensor]]
 _Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -33,19 +34,29 @@ def _gpu() -> ModuleType:
     return gpu
 
 
-def _op(name: str, schema: str, fake: Callable[..., Any]) -> Any:
+def _op(name: str, schema: str, fake: Callable[..., Any], *, mutates: tuple[str, ...] = ()) -> Any:
     """Declare `syncline::<name>`: the function of that name in the module for the first argument's device."""
 
-    def run(*args: Any) -> Any:
-        kind = args[0].device.type
+    @cache
+    def implementation(kind: str) -> Callable[..., Any]:
         module = cpu if kind == "cpu" else _gpu() if kind == "cuda" else pieces
         # Where the device has no function of its own, the reference.
-        function = next(getattr(one, name) for one in (module, pieces, plain, sparse) if hasattr(one, name))
-        return function(*(tuple(a) if isinstance(a, list) else a for a in args))
+        places = (module, pieces, plain, sparse, linalg)
+        function: Callable[..., Any] = next(getattr(one, name) for one in places if hasattr(one, name))
+        return function
 
-    op = custom_op(f"syncline::{name}", run, mutates_args=(), schema=schema)
+    def run(*args: Any) -> Any:
+        return implementation(args[0].device.type)(*(tuple(a) if isinstance(a, list) else a for a in args))
+
+    op = custom_op(f"syncline::{name}", run, mutates_args=mutates, schema=schema)
     op.register_fake(fake)
-    return op
+
+    def call(*args: Any) -> Any:
+        # The dispatcher takes the host longer than the launch of a kernel: only a compiler needs it.
+        real = type(args[0]) is Tensor and args[0].device.type in ("cpu", "cuda")
+        return run(*args) if real and not torch.compiler.is_compiling() else op(*args)
+
+    return call
 
 
 def _bytes(like: Tensor, count: int, bits: int = 8, lengths: _Lengths = None) -> Tensor:
@@ -68,6 +79,13 @@ sign_encode = cast(_Two, _op(
         _bytes(x, x.numel(), 1, lengths), _floats(x, 1 if l1 else 2, 1 if lengths is None else len(lengths)),
     ),
 ))  # fmt: skip
+sign_residual = cast(_Three, _op(
+    "sign_residual", "(Tensor x, Tensor? residual, int[]? lengths, bool l1) -> (Tensor, Tensor, Tensor)",
+    lambda x, residual, lengths, l1: (
+        _bytes(x, x.numel(), 1, lengths), _floats(x, 1 if l1 else 2, 1 if lengths is None else len(lengths)),
+        _floats(x, x.numel()),
+    ),
+))  # fmt: skip
 sign_decode = cast(_One, _op(
     "sign_decode", "(Tensor packed, Tensor pos, Tensor neg, SymInt count, int[]? lengths) -> Tensor",
     lambda packed, pos, neg, count, lengths: _floats(packed, count),
@@ -76,6 +94,16 @@ ternary_encode = cast(_One, _op(
     "ternary_encode", "(Tensor x, Tensor scale, int? seed, int[]? lengths) -> Tensor",
     lambda x, scale, seed, lengths: _bytes(x, x.numel(), 2, lengths),
 ))  # fmt: skip
+terngrad = cast(_Two, _op(
+    "terngrad", "(Tensor x, float clip, int seed, int[]? lengths) -> (Tensor, Tensor)",
+    lambda x, clip, seed, lengths: (
+        _bytes(x, x.numel(), 2, lengths), _floats(x, 1 if lengths is None else len(lengths)),
+    ),
+))  # fmt: skip
+ternary_residual = cast(_Two, _op(
+    "ternary_residual", "(Tensor x, Tensor? residual, Tensor scale, int? seed, int[]? lengths) -> (Tensor, Tensor)",
+    lambda x, residual, scale, seed, lengths: (_bytes(x, x.numel(), 2, lengths), _floats(x, x.numel())),
+))  # fmt: skip
 ternary_decode = cast(_One, _op(
     "ternary_decode", "(Tensor packed, Tensor scale, SymInt count, int[]? lengths) -> Tensor",
     lambda packed, scale, count, lengths: _floats(packed, count),
@@ -83,6 +111,13 @@ ternary_decode = cast(_One, _op(
 quantize_blocks = cast(_Two, _op(
     "quantize_blocks", "(Tensor x, int bits, int block, int? seed, bool l2) -> (Tensor, Tensor)",
     lambda x, bits, block, seed, l2: (_bytes(x, x.numel(), bits), _floats(x, -(-x.numel() // block))),
+))  # fmt: skip
+quantize_residual = cast(_Three, _op(
+    "quantize_residual",
+    "(Tensor x, Tensor? residual, int bits, int block, int? seed, bool l2) -> (Tensor, Tensor, Tensor)",
+    lambda x, residual, bits, block, seed, l2: (
+        _bytes(x, x.numel(), bits), _floats(x, -(-x.numel() // block)), _floats(x, x.numel()),
+    ),
 ))  # fmt: skip
 dequantize_blocks = cast(_One, _op(
     "dequantize_blocks", "(Tensor packed, Tensor scales, int bits, int block, SymInt count) -> Tensor",
@@ -107,8 +142,31 @@ sampled_threshold = cast(_One, _op(
 ))  # fmt: skip
 moments = cast(_One, _op("moments", "(Tensor x) -> Tensor", lambda x: _floats(x, 3)))
 saturate = cast(_One, _op(
-    "saturate", "(Tensor x, float limit, ScalarType dtype) -> Tensor",
-    lambda x, limit, dtype: x.new_empty((x.numel(),), dtype=dtype),
+    "saturate", "(Tensor x, float limit, ScalarType dtype, float factor) -> Tensor",
+    lambda x, limit, dtype, factor: x.new_empty((x.numel(),), dtype=dtype),
+))  # fmt: skip
+sign_onto = cast(_None, _op(
+    "sign_onto", "(Tensor packed, Tensor pos, Tensor neg, int[]? lengths, Tensor(a!) total, float divisor) -> ()",
+    lambda *_: None, mutates=("total",),
+))  # fmt: skip
+ternary_onto = cast(_None, _op(
+    "ternary_onto", "(Tensor packed, Tensor scale, int[]? lengths, Tensor(a!) total, float divisor) -> ()",
+    lambda *_: None, mutates=("total",),
+))  # fmt: skip
+dequantize_onto = cast(_None, _op(
+    "dequantize_onto",
+    "(Tensor packed, Tensor scales, int bits, int block, Tensor(a!) total, float divisor) -> ()",
+    lambda *_: None, mutates=("total",),
+))  # fmt: skip
+natural_onto = cast(_None, _op(
+    "natural_onto", "(Tensor codes, Tensor(a!) total, float divisor) -> ()", lambda *_: None, mutates=("total",),
+))  # fmt: skip
+keep_if = cast(_None, _op(
+    "keep_if", "(Tensor good, Tensor(a!) new, Tensor? old) -> ()", lambda good, new, old: None, mutates=("new",),
+))  # fmt: skip
+orthonormal = cast(_One, _op("orthonormal", "(Tensor m) -> Tensor", torch.empty_like))
+unit_columns = cast(_One, _op(
+    "unit_columns", "(Tensor factor, Tensor fresh) -> Tensor", lambda factor, fresh: torch.empty_like(fresh),
 ))  # fmt: skip
 pack_bits = cast(_One, _op(
     "pack_bits", "(Tensor values, int bits) -> Tensor", lambda values, bits: _bytes(values, values.numel(), bits),

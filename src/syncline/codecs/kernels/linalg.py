@@ -1,10 +1,12 @@
-"""Orthonormal columns without a host sync, for matrices of any rank."""
+"""Orthonormal columns and columns of norm 1, without a host sync, for matrices of any rank."""
 
 import torch
 from torch import Tensor
 
 # Relative to the trace: far above float64's rounding of the Gram matrix, far below float32's of the input.
-_SHIFT = 1e-13
+SHIFT = 1e-13
+# Added to the shift, so that a matrix of zeros can be factored.
+FLOOR = 1e-290
 
 
 def orthonormal(m: Tensor) -> Tensor:
@@ -22,9 +24,15 @@ def orthonormal(m: Tensor) -> Tensor:
     return out.to(m.dtype)
 
 
+def unit_columns(factor: Tensor, fresh: Tensor) -> Tensor:
+    """Columns of norm 1; columns of zeros are replaced by those of `fresh`."""
+    norm = torch.linalg.vector_norm(factor, dim=-2, keepdim=True)
+    return torch.where(norm == 0, fresh, factor / norm)
+
+
 def _pass(m: Tensor) -> Tensor:
     gram = m.mT @ m
-    shift = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * _SHIFT + 1e-290
+    shift = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * SHIFT + FLOOR
     factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(shift.expand(gram.shape[:-1])), upper=True)
     q: Tensor = torch.linalg.solve_triangular(factor, m, upper=True, left=False)
     return q

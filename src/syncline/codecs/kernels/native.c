@@ -187,7 +187,7 @@ void sl_ternary_encode(const float *x, int64_t n, float scale, int chance, uint3
             float v = x[i + j];
             float limit = chance ? unit(hash(base + (uint32_t)j, high)) * scale : scale;
             int32_t c = v > limit ? 1 : (v < -limit ? 3 : 0);
-            code[j] = (uint8_t)(v != v ? 2 : c);
+            code[j] = (uint8_t)((bits_of(v) & 0x7FFFFFFFu) >= 0x7F800000u ? 2 : c);
         }
         for (int j = 0; j < (m + 3) / 4; j++)
             packed[i / 4 + j] = (uint8_t)(code[4 * j] | code[4 * j + 1] << 2 | code[4 * j + 2] << 4 | code[4 * j + 3] << 6);

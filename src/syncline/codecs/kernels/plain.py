@@ -104,10 +104,10 @@ def sign_decode(packed: Tensor, pos: Tensor, neg: Tensor, count: int) -> Tensor:
 
 
 def ternary_encode(x: Tensor, threshold: Tensor) -> Tensor:
-    """Two-bit two's complement: 1 above the threshold, -1 below its negative, -2 for nan, else 0."""
+    """Two-bit two's complement: 1 above the threshold, -1 below its negative, -2 for nan and inf, else 0."""
     x = x.float()
     codes = torch.where(x > threshold, 1, torch.where(x < -threshold, 3, 0))
-    return pack_bits(torch.where(x.isnan(), 2, codes).to(torch.uint8), 2)
+    return pack_bits(torch.where(x.isfinite(), codes, 2).to(torch.uint8), 2)
 
 
 def terngrad_encode(x: Tensor, scale: Tensor, seed: int) -> Tensor:
@@ -150,7 +150,12 @@ def moments(x: Tensor) -> Tensor:
     return torch.stack([mean, deviation, x.abs().amax()])
 
 
-def saturate(x: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
-    """x within +-limit; inf and nan pass as they are."""
+def keep_if(good: Tensor, new: Tensor, old: Tensor | None) -> None:
+    """Overwrite `new` with `old`, or with zeros, unless `good`."""
+    new.copy_(torch.where(good, new, 0 if old is None else old))
+
+
+def saturate(x: Tensor, limit: float, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
+    """x within +-limit, times a factor; inf and nan pass as they are."""
     x = x if x.dtype == torch.float64 else x.float()
-    return torch.where(x.isinf(), x, x.clamp(-limit, limit)).to(dtype)
+    return (torch.where(x.isinf(), x, x.clamp(-limit, limit)) * factor).to(dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def chunk_table(lengths: tuple[int, ...], tile: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of chunks and of pieces, as int64 tensors.
 

@@ -28,7 +28,7 @@ class CodecBatch:
 
     def __init__(self, codec: Codec, batch: Batch) -> None:
         self.codec, self.shape, self._batch = codec, batch.shape, batch
-        self.names, self.members = batch.names, batch.members
+        self.names, self.members, self.lengths = batch.names, batch.members, batch.lengths
         self.state: dict[str, Tensor] = {}
 
     def pack(self, grads: Sequence[Tensor]) -> Tensor:
@@ -79,6 +79,7 @@ class CodecSlice(CodecBatch):
         self._owners = [names[i] for i in self.members]
         self.names = tuple(f"{name}[{part}]" for name in self._owners)
         self.shape = (end - begin,)
+        self.lengths = tuple(b - a for _, a, b in self.pieces) if len(self.pieces) > 1 else None
 
     def pack(self, grads: Sequence[Tensor]) -> Tensor:
         parts = [grads[i].reshape(-1)[a:b] for i, a, b in self.pieces]

@@ -35,7 +35,7 @@ class Bf16Buffers:
     def can_send(merge: Merge) -> bool:
         """Whether the request is sent as bfloat16 from CPU memory, and this rank's own share is not needed."""
         plain = merge.tensor.dtype == torch.float32 and merge.tensor.device.type == "cpu"
-        return plain and not merge.own and merge.coder.writes(torch.bfloat16)
+        return plain and not merge.tracks_loss and merge.residual is None and merge.coder.writes(torch.bfloat16)
 
     def write(self, merges: Sequence[Merge], world: int, *, key: Hashable = 0) -> Merge:
         """One request that carries all of these, to be summed as it is. `key` tells the messages of a launch apart."""

@@ -143,7 +143,7 @@ class CapturedLaunch:
         self._rounds.append(now)
 
     def _deliver(self, place: int, result: Result) -> None:
-        self._after[place] = new_state(self._batches[place].codec, result, self._committed[place])
+        self._after[place] = new_state(result, self._committed[place])
         self._outputs.append(result.output)
 
     def fits(self, launch: Launch) -> bool:

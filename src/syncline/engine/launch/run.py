@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from syncline._compat import storage_address
-from syncline.codecs import Codec, Gather, Merge, Out, Request, Result
-from syncline.codecs.ops import finite
+from syncline.codecs import Codec, Gather, Merge, Request, Result
+from syncline.codecs.ops import finite, keep_if
 from syncline.codecs.requests import answer, lower
 from syncline.engine.launch.batches import CodecBatch
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
@@ -107,7 +107,7 @@ class _Delivery:
         if launch.measure:  # now, because the user may scale or clip the gradients later
             self._local.append(norm_of(batch.pack(unit.grads)))
             self._averaged.append(norm_of(result.output))
-        state = new_state(batch.codec, result, old)
+        state = new_state(result, old)
         self._after[place] = _with_old_parts(batch, state, old, self._unused) if self._unused else state
         unit.receive(batch.outputs(result.output))
 
@@ -136,7 +136,7 @@ def joint_norm(norms: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def new_state(codec: Codec, result: Result, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def new_state(result: Result, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The new state if the output is finite, else the old one: a broken step must not change residuals.
 
     The output is the same on every rank, so every rank decides alike; on CUDA the device decides.
@@ -144,18 +144,18 @@ def new_state(codec: Codec, result: Result, old: Mapping[str, Tensor]) -> dict[s
     output, new = result.output, dict(result.state)
     if not output.numel() or not (new or "error" in old):
         return new
-    # A product of factors spreads a broken value to all values; a sparsifier's output has only what was sent.
-    product = codec.spread and codec.definition.carries == "factors"
-    good = output[(0,) * output.dim()].isfinite() if product else finite(output)
+    good = finite(output if result.sample is None else result.sample)
     if output.device.type == "cpu":
         return new if good else dict(old)
     if not new:
         new = {"error": torch.zeros_like(old["error"])}  # it was added to this gradient, unless the step is broken
     kept: dict[str, Tensor] = {}
     for key, t in new.items():
-        before = old[key].view_as(t) if key in old else t.new_zeros(())
         # The residual is in memory of its own, as large as the gradient; other state may share the answer's memory.
-        kept[key] = torch.where(good, t, before, out=t) if key == "error" else torch.where(good, t, before)
+        if key == "error":
+            kept[key] = keep_if(good, t, old.get(key))
+        else:
+            kept[key] = torch.where(good, t, old[key].view_as(t) if key in old else t.new_zeros(()))
     return kept
 
 
@@ -197,9 +197,8 @@ class LaunchRun:
     def start_batch(self, place: int, packed: Tensor, state: Mapping[str, Tensor], *, scratch: bool) -> None:
         """Start one batch, in their order, with its packed gradient; `scratch` allows to overwrite that."""
         batch, context = self.batches[place], self.context
-        run = batch.codec.run(
-            names=batch.names, step=context.step, rank=context.rank, world=context.world, seed=context.seed
-        )
+        where = {"step": context.step, "rank": context.rank, "world": context.world, "seed": context.seed}
+        run = batch.codec.run(names=batch.names, lengths=batch.lengths, **where)
         self.runs.append(run)
         self._sort(place, run.start(packed, state, scratch=scratch))
 
@@ -250,8 +249,9 @@ class LaunchRun:
             return requests[0]
         merges = [lower(request) for request in requests]
         first = merges[0]
-        own = any(m.own for m in merges)
-        return Merge(torch.cat([m.tensor for m in merges]), first.coder, first.seed, first.mean, own, not own)
+        joined = torch.cat([m.whole() for m in merges])
+        tracked = any(m.tracks_loss for m in merges)
+        return Merge(joined, first.coder, first.seed, first.mean, own=False, scratch=not tracked, keep=tracked)
 
     def _split(self, requests: Sequence[Request], got: Any) -> list[Any]:
         """The answer to each of these requests, from the answer to the one that carried them."""
@@ -262,8 +262,10 @@ class LaunchRun:
         if len(requests) == 1:
             return [got]
         sizes = [request.tensor.numel() for request in requests if not isinstance(request, Gather)]
-        means, owns = got.mean.view(-1).split(sizes), got.own.view(-1).split(sizes)
-        return [answer(r, Out(mean, own)) for r, mean, own in zip(requests, means, owns, strict=True)]
+        means = got.mean.view(-1).split(sizes)
+        losses = [None] * len(sizes) if got.residual is None else got.residual.view(-1).split(sizes)
+        parts = zip(requests, means, losses, strict=True)
+        return [answer(request, lower(request).out(mean, lost)) for request, mean, lost in parts]
 
     def _buffered(self, requests: Sequence[Request]) -> list[Merge]:
         """These as merges, if they are to be written into a buffer of the launch; else none."""

@@ -4,8 +4,7 @@ from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from syncline.codecs import Merge, Out
-from syncline.codecs.wire import pack
+from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
 from syncline.exchange.moves import AllGather, Moves, Op, Position, Shard
 
@@ -21,13 +20,11 @@ def allgather(merge: Merge, position: Position) -> Moves:
 
     Each rank sends N-1 payloads: for few ranks and high compression.
     """
-    own = merge.tensor
     shard = Shard(merge, 0, merge.tensor.numel())
-    buffers = yield AllGather(pack(merge.coder.encode(shard.values, seed=merge.seed)))
+    buffers = yield AllGather(shard.encode_own())
     total: Tensor | None = None
     for rank, buffer in enumerate(buffers):
-        part = shard.decode(buffer)
-        own = part if rank == position.rank else own
-        total = part.clone() if total is None else total.add_(part)
+        last = rank == len(buffers) - 1
+        total = shard.decode_onto(total, buffer, divisor=position.workers if merge.mean and last else 1)
     assert total is not None
-    return Out(total / position.workers if merge.mean else total, own)
+    return merge.out(total, shard.lost)

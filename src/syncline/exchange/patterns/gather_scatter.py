@@ -33,7 +33,7 @@ def gather_scatter(merge: Merge, position: Position) -> Moves:
     shard = Shard(merge, 0, merge.tensor.numel())
     others = range(1, position.world)
     if position.rank:
-        yield Move({0: shard.encode(shard.values)})
+        yield Move({0: shard.encode_own()})
         got = yield Move({}, {0: shard.nbytes})
         return result([shard], [got[0]])
     got = yield Move({}, dict.fromkeys(others, shard.nbytes))

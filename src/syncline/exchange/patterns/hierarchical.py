@@ -24,24 +24,23 @@ def hierarchical(merge: Merge, position: Position, *, node: int = 2, between: st
         raise UsageError(f"node={node}, between='{between}': use node >= 1 and one of {', '.join(BETWEEN)}")
     leader = position.rank - position.rank % node
     members = list(range(leader + 1, min(leader + node, position.world)))
-    plain = Merge(merge.tensor, cast(merge.tensor.dtype))
-    local = Shard(plain, 0, merge.tensor.numel())
+    whole = merge.whole()
+    local = Shard(Merge(whole, cast(whole.dtype)), 0, whole.numel())
     if position.rank != leader:
-        yield Move({leader: local.encode(local.values)})
+        yield Move({leader: local.encode_own()})
         got = yield Move({}, {leader: local.nbytes})
-        return Out(local.decode(got[leader]), merge.tensor)
+        return merge.out(local.decode(got[leader]), None)
     got = yield Move({}, dict.fromkeys(members, local.nbytes))
     total = local.merge(got, own_at=position.rank)
     leaders = list(range(0, position.world, node))
     # Scale the node's sum to the size of one rank's gradient, so that thresholds keep their meaning.
     share = len(leaders) / position.world if merge.mean else 1.0
     spot = Position(leaders.index(leader), len(leaders), len(leaders))
-    moves = EXCHANGES.get(between).merge(Merge(_times(total, share), merge.coder, merge.seed, merge.mean), spot)
-    out = yield from _among(leaders, spot.rank, moves)
-    assert out.own is not None
+    inner = Merge(_times(total, share), merge.coder, merge.seed, merge.mean, own=False, keep=merge.tracks_loss)
+    out = yield from _among(leaders, spot.rank, EXCHANGES.get(between).merge(inner, spot))
     mean = out.mean.to(merge.tensor.dtype)
     yield Move(dict.fromkeys(members, local.encode(mean)))
-    return Out(mean, merge.tensor - (total - _times(out.own, 1 / share)))
+    return merge.out(mean, None if out.residual is None else _times(out.residual, 1 / share))
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

@@ -1,5 +1,7 @@
 """ring: pass shards around a ring; decode, merge and encode on every hop."""
 
+from torch import Tensor
+
 from syncline.codecs import Merge
 from syncline.exchange.definition import exchange
 from syncline.exchange.moves import Move, Moves, Position, make_shards, result
@@ -15,14 +17,15 @@ def ring(merge: Merge, position: Position) -> Moves:
     world, rank = position.world, position.rank
     cut = make_shards(merge, world)
     right, left = (rank + 1) % world, (rank - 1) % world
-    total = cut[rank].values
+    total: Tensor | None = None
     for hop in range(world - 1):
         incoming = cut[(rank - hop - 1) % world]
-        buffer = cut[(rank - hop) % world].encode(total)
+        outgoing = cut[(rank - hop) % world]
+        buffer = outgoing.encode_own() if total is None else outgoing.encode(total)
         got = yield Move({right: buffer}, {left: incoming.nbytes})
         total = incoming.merge({left: got[left]}, own_at=rank)
     done = (rank + 1) % world
-    finals = {done: cut[done].finish(total, position.workers)}
+    finals = {done: cut[done].finish(cut[done].values if total is None else total, position.workers)}
     for hop in range(world - 1):
         there, here = (done - hop) % world, (done - hop - 1) % world
         got = yield Move({right: finals[there]}, {left: cut[here].nbytes})

@@ -24,7 +24,7 @@ def server(merge: Merge, position: Position, *, servers: int = 1) -> Moves:
     cut = make_shards(merge, servers)
     crew = list(range(position.workers))
     if position.rank < position.workers:
-        shards = {position.workers + i: shard.encode(shard.values) for i, shard in enumerate(cut)}
+        shards = {position.workers + i: shard.encode_own() for i, shard in enumerate(cut)}
         got = yield Move(shards, {position.workers + i: shard.nbytes for i, shard in enumerate(cut)})
         return result(cut, [got[position.workers + i] for i in range(servers)])
     at = position.rank - position.workers

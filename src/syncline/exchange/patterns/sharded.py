@@ -15,7 +15,7 @@ def sharded(merge: Merge, position: Position) -> Moves:
     cut = make_shards(merge, position.world)
     others = [r for r in range(position.world) if r != position.rank]
     mine = cut[position.rank]
-    shards = {r: cut[r].encode(cut[r].values) for r in others}
+    shards = {r: cut[r].encode_own() for r in others}
     got = yield Move(shards, dict.fromkeys(others, mine.nbytes))
     final = mine.finish(mine.merge(got, own_at=position.rank), position.workers)
     got = yield Move(dict.fromkeys(others, final), {r: cut[r].nbytes for r in others})
