@@ -78,6 +78,15 @@ def test_command_writes_json_and_page(tmp_path, capsys, monkeypatch):
     assert "fused/plain" in capsys.readouterr().out
 
 
+def test_command_measures_only_what_is_asked_for(tmp_path):
+    out = tmp_path / "bench.json"
+    arguments = ["--device", "cpu", "--counts", "", "--shapes", "16x16,8x32", "--budget", "0.005", "--codecs", "int8"]
+    assert run.main([*arguments, "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert [row["shape"] for row in written["rows"]] == [[16, 16], [8, 32]]
+    assert written["operators"] == []
+
+
 def test_operator_rows_follow_from_their_times():
     for row in operators.speed(CPU, 5000, budget_s=0.002):
         assert row["of_copy_time"] == pytest.approx(row["copy_ms"]["median"] / row["fused_ms"]["median"])

@@ -123,7 +123,10 @@ def _residuals(x: Tensor) -> None:
         "natural": partial(ops.natural_decode, natural, n),
     }
     for name, decode in decoders.items():
-        _same(decode(onto=total.clone(), divisor=3), total.add(decode()).div_(3), f"{name} decoded onto a sum")
+        # torch's division by a number differs in the last bit on CUDA.
+        for divisor in (1, 3):
+            got, want = decode(onto=total.clone(), divisor=divisor), total.add(decode()).div_(divisor)
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9, msg=f"{name} decoded onto a sum")
 
 
 def _terngrad(x: Tensor) -> None:

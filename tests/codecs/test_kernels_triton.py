@@ -253,6 +253,21 @@ def test_unit_columns():
         torch.testing.assert_close(gpu.unit_columns(factor, fresh), linalg.unit_columns(factor, fresh))
 
 
+@pytest.mark.parametrize("count", [0, 1, 700])
+def test_scatter(count):
+    indices = torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:count].to(torch.int32)
+    added = values(count)
+    if count > 3:  # unused slots, and positions that do not exist
+        indices[:2], added[:2] = 0, 0.0
+        indices[2] = 1000
+        indices[3] = -1
+    got, want = values(1000), values(1000)
+    gpu.scatter_unique(got, indices, added)
+    kept = (indices >= 0) & (indices < 1000)
+    want.index_add_(0, indices[kept].long(), added[kept])
+    same(got, want)
+
+
 @pytest.mark.parametrize("n", [0, 1, 5000])
 def test_old_values_come_back_only_if_the_flag_says_so(n, monkeypatch):
     monkeypatch.setattr(gpu_keep, "_PROGRAMS", 2)

@@ -310,6 +310,9 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, *, unique: bool = 
         raise ValueError(f"{shapes}: all must be flat, with as many indices as values")
     if indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"indices are {indices.dtype}: use int32 or int64")
+    if unique and out.device.type == "cuda":
+        library.scatter_unique(out, indices, values)
+        return out
     return sparse.scatter_add(out, indices, values, unique)
 
 

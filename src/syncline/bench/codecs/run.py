@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m syncline.bench.codecs", description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file; the page is written beside it")
-    parser.add_argument("--counts", help="numbers of values for the operators; 4194304,100000000 on CUDA")
+    parser.add_argument("--counts", help="numbers of values for the operators, '' for none; 4194304,100000000 on CUDA")
+    parser.add_argument("--shapes", help="matrices for the codecs; 128x128,512x512,2048x2048,10000x10000")
     parser.add_argument("--codecs", help="comma list of specs; all by default, '' for none")
     parser.add_argument("--budget", type=float, default=0.2, help="seconds per measurement")
     parser.add_argument("--threads", type=int, help="CPU threads")
@@ -43,25 +44,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         parser.error(str(error))
     device = torch.device(options.device)
-    counts = [int(c) for c in (options.counts or DEFAULT_COUNTS[device.type]).split(",")]
+    text = DEFAULT_COUNTS[device.type] if options.counts is None else options.counts
+    counts = [int(count) for count in text.split(",") if count]
+    shapes = [_shape(shape) for shape in options.shapes.split(",")] if options.shapes else None
     result: dict[str, Any] = {"environment": environment(device), "operators": []}
     for count in counts:
         result["operators"] += operators.speed(device, count, budget_s=options.budget)
-    if device.type == "cuda":
+    if device.type == "cuda" and counts:
         result["variants"] = operators.variants(device, max(counts), budget_s=options.budget / 2)
         result["many_small"] = operators.many_small(device)
     if options.codecs != "":
         names = split(options.codecs) if options.codecs else None
         progress = partial(print, file=sys.stderr)
-        result |= measure(device, names=names, budget_s=options.budget, progress=progress)
+        result |= measure(device, names=names, shapes=shapes, budget_s=options.budget, progress=progress)
         print(text_table(*tabulate(COLUMNS, result["rows"])))
     for trial in result.get("variants", []):
         print(trial["operator"].ljust(16), "  ".join(f"{k} {v:.4f}" for k, v in trial["ms"].items()))
     if "many_small" in result:
         print("many small tensors:", result["many_small"])
-    print(operator_table(result["operators"]))
+    if result["operators"]:
+        print(operator_table(result["operators"]))
     if options.out:
         write_json(result, options.out)
         if "rows" in result:
             write_text(page(result), options.out.with_suffix(".html"))
     return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, columns = (int(part) for part in text.split("x"))
+    return rows, columns

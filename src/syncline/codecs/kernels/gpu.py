@@ -8,6 +8,7 @@ from syncline.codecs.kernels import (
     gpu_factors,
     gpu_sample,
     gpu_saturate,
+    gpu_scatter,
     gpu_select,
     linalg,
     pieces,
@@ -91,6 +92,13 @@ def sampled_threshold(x: Tensor, ratio: float, seed: int, samples: int) -> Tenso
     fits = samples <= gpu_sample.LARGEST and x.dtype != torch.float64
     threshold = gpu_sample.sampled_threshold if fits else sparse.sampled_threshold
     return threshold(x, ratio, seed, samples)
+
+
+def scatter_unique(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `sparse.scatter_unique`."""
+    plain_floats = out.dtype == values.dtype == torch.float32 and out.is_contiguous()
+    scatter = gpu_scatter.scatter_unique if plain_floats else sparse.scatter_unique
+    scatter(out, indices.contiguous(), values.contiguous())
 
 
 def orthonormal(m: Tensor) -> Tensor:

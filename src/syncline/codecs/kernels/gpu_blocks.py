@@ -9,6 +9,7 @@ from torch import Tensor
 
 from syncline.codecs.kernels import rng
 from syncline.codecs.kernels.adjacent import adjacent
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_random import random_unit
 from syncline.codecs.kernels.gpu_tile import load_sum, store_sum, store_tile
 from syncline.codecs.kernels.plain import HUGE, TINY
@@ -16,7 +17,7 @@ from syncline.codecs.kernels.plain import HUGE, TINY
 _TINY = tl.constexpr(TINY)
 _HUGE = tl.constexpr(HUGE)
 # Values per program, warps.
-ENCODE = (4096, 4)
+ENCODE = (2048, 4)
 RESIDUAL = (2048, 4)
 DECODE = (4096, 4)
 # Powers of two, so that a block is a row of a tile.
@@ -189,9 +190,9 @@ def _encode(
         modes = {"BITS": bits, "CHANCE": seed is not None, "L2": l2, "ROWS": rows, "BLOCK": block}
         modes |= {"ADD": residual is not None, "KEEP": rest is not None}
         # No fused multiply-add: the steps then round as they do in the reference.
-        options = {"num_warps": warps, "enable_fp_fusion": False}
         tensors = (x, residual, packed, scales, rest)
-        _quantize[(triton.cdiv(blocks, rows),)](*tensors, n, blocks, k0, k1, **modes, **options)
+        programs = triton.cdiv(blocks, rows)
+        launch(_quantize, programs, *tensors, n, blocks, k0, k1, **modes, warps=warps, fusion=False)
     return packed, scales
 
 
@@ -217,7 +218,7 @@ def _decode(
         rows, blocks = max(1, values // block), triton.cdiv(count, block)
         modes = {"BITS": bits, "ONTO": divisor is not None, "ROWS": rows, "BLOCK": block}
         sizes = (count, blocks, 1.0 if divisor is None else divisor)
-        _dequantize[(triton.cdiv(blocks, rows),)](packed, scales, out, *sizes, **modes, num_warps=warps)
+        launch(_dequantize, triton.cdiv(blocks, rows), packed, scales, out, *sizes, **modes, warps=warps)
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:
@@ -225,7 +226,7 @@ def pack_bits(values: Tensor, bits: int) -> Tensor:
     n = values.numel()
     packed = torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=values.device)
     if n:
-        _pack[(triton.cdiv(packed.numel(), 1024),)](values, packed, n, BITS=bits, BYTES=1024, num_warps=4)
+        launch(_pack, triton.cdiv(packed.numel(), 1024), values, packed, n, BITS=bits, BYTES=1024, warps=4)
     return packed
 
 
@@ -233,5 +234,5 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
     """See `plain.unpack_bits`; bits 1, 2 or 4."""
     out = torch.empty(count, dtype=torch.uint8, device=packed.device)
     if count:
-        _unpack[(triton.cdiv(packed.numel(), 1024),)](packed, out, count, BITS=bits, BYTES=1024, num_warps=4)
+        launch(_unpack, triton.cdiv(packed.numel(), 1024), packed, out, count, BITS=bits, BYTES=1024, warps=4)
     return out

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.linalg import FLOOR, SHIFT
 
 _SHIFT = tl.constexpr(SHIFT)
@@ -134,13 +135,14 @@ def orthonormal(m: Tensor) -> Tensor:
     if size <= NARROW and rows * columns <= FEW:
         out = torch.empty_like(m)
         tile = min(_HELD // (size * size), triton.next_power_of_2(rows))
-        _orthonormal[(batch.shape[0],)](m, out, rows, columns, ROWS=tile, SIZE=size, num_warps=4)
+        launch(_orthonormal, batch.shape[0], m, out, rows, columns, ROWS=tile, SIZE=size, warps=4)
         return out
     q = batch.double()
     for last in (False, True):
         gram = q.mT @ q
         inverse = torch.empty_like(gram)
-        _invert[(q.shape[0],)](gram, inverse, columns, LAST=last, SIZE=size, num_warps=max(1, size * size // 1024))
+        warps = max(1, size * size // 1024)
+        launch(_invert, q.shape[0], gram, inverse, columns, LAST=last, SIZE=size, warps=warps)
         q = q @ inverse.mT
     return q.to(m.dtype).view(m.shape)
 
@@ -155,5 +157,5 @@ def unit_columns(factor: Tensor, fresh: Tensor) -> Tensor:
     out = torch.empty_like(factor)
     size = triton.next_power_of_2(columns)
     tile = min(max(1, 2048 // size), triton.next_power_of_2(rows))
-    _unit_columns[(batch,)](factor, fresh, out, rows, columns, ROWS=tile, SIZE=size, num_warps=4)
+    launch(_unit_columns, batch, factor, fresh, out, rows, columns, ROWS=tile, SIZE=size, warps=4)
     return out

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from syncline.codecs.kernels.gpu_launch import launch
+
 _TILE = 2048
 # In the usual case every program ends at once, so there are only as many as keep the device busy.
 _PROGRAMS = 132 * 4
@@ -30,5 +32,5 @@ def keep_if(good: Tensor, new: Tensor, old: Tensor | None) -> None:
     """See `plain.keep_if`."""
     n = new.numel()
     if n:
-        grid = (min(_PROGRAMS, triton.cdiv(n, _TILE)),)
-        _keep_if[grid](good, new, old, n, ZERO=old is None, TILE=_TILE, num_warps=4)
+        programs, modes = min(_PROGRAMS, triton.cdiv(n, _TILE)), {"ZERO": old is None, "TILE": _TILE}
+        launch(_keep_if, programs, good, new, old, n, **modes, warps=4)

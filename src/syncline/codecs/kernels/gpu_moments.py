@@ -7,13 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_tile import load_tile
 from syncline.codecs.kernels.segments import chunk_table
 
 # Values per program and iteration, warps. The sums follow the tile and the number of programs, so both are fixed:
 # ranks that chose differently would disagree in the last bit.
 CONFIG = (4096, 8)
-PROGRAMS = 132 * 3
+PROGRAMS = 512
 # Values of a chunk where several tensors share a launch; many are small.
 CHUNK = (4096, 4)
 
@@ -104,7 +105,7 @@ def partial_moments(x: Tensor, config: tuple[int, int] = CONFIG) -> tuple[Tensor
     programs = min(PROGRAMS, triton.cdiv(n, tile))
     sums = torch.empty(2 * programs, dtype=torch.float64, device=x.device)
     peaks = torch.empty(programs, dtype=torch.int32, device=x.device)
-    _moments[(programs,)](x, sums, peaks, None, n, TABLE=False, TILE=tile, num_warps=warps)
+    launch(_moments, programs, x, sums, peaks, None, n, TABLE=False, TILE=tile, warps=warps)
     return sums, peaks
 
 
@@ -114,7 +115,7 @@ def moments(x: Tensor, config: tuple[int, int] = CONFIG) -> Tensor:
     if not x.numel():
         return out.zero_()[:3, 0]
     sums, peaks = partial_moments(x, config)
-    _finish[(1,)](sums, peaks, None, out, x.numel(), 0.0, peaks.numel(), 1, TABLE=False, num_warps=4)
+    launch(_finish, 1, sums, peaks, None, out, x.numel(), 0.0, peaks.numel(), 1, TABLE=False, warps=4)
     return out[:3, 0]
 
 
@@ -128,7 +129,7 @@ def scales(x: Tensor, clip: float, lengths: tuple[int, ...]) -> Tensor:
     programs = table.shape[0]
     sums = torch.empty(2 * programs, dtype=torch.float64, device=x.device)
     peaks = torch.empty(programs, dtype=torch.int32, device=x.device)
-    _moments[(programs,)](x, sums, peaks, table, x.numel(), TABLE=True, TILE=tile, num_warps=warps)
+    launch(_moments, programs, x, sums, peaks, table, x.numel(), TABLE=True, TILE=tile, warps=warps)
     sizes = (x.numel(), clip, programs, len(lengths))
-    _finish[(len(lengths),)](sums, peaks, ranges, out, *sizes, TABLE=True, num_warps=4)
+    launch(_finish, len(lengths), sums, peaks, ranges, out, *sizes, TABLE=True, warps=4)
     return out[3]

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import rng
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_tile import load_tile, store_sum, store_tile
 from syncline.codecs.kernels.plain import NATURAL_LOW
 
@@ -73,8 +74,7 @@ def natural_encode(x: Tensor, seed: int, tile: int = _TILE, warps: int = 4) -> T
     out = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
     if x.numel():
         k0, k1 = rng.keys(seed)
-        grid = (triton.cdiv(x.numel(), tile),)
-        _natural_encode[grid](x, out, x.numel(), k0, k1, TILE=tile, num_warps=warps)
+        launch(_natural_encode, triton.cdiv(x.numel(), tile), x, out, x.numel(), k0, k1, TILE=tile, warps=warps)
     return out
 
 
@@ -82,13 +82,13 @@ def natural_decode(codes: Tensor, tile: int = _TILE, warps: int = 4) -> Tensor:
     """See `plain.natural_decode`."""
     out = torch.empty(codes.numel(), dtype=torch.float32, device=codes.device)
     if codes.numel():
-        grid = (triton.cdiv(codes.numel(), tile),)
-        _natural_decode[grid](codes, out, codes.numel(), 1.0, ONTO=False, TILE=tile, num_warps=warps)
+        programs, modes = triton.cdiv(codes.numel(), tile), {"ONTO": False, "TILE": tile}
+        launch(_natural_decode, programs, codes, out, codes.numel(), 1.0, **modes, warps=warps)
     return out
 
 
 def natural_onto(codes: Tensor, total: Tensor, divisor: float) -> None:
     """See `pieces.natural_onto`, in one pass."""
     if codes.numel():
-        grid = (triton.cdiv(codes.numel(), _TILE),)
-        _natural_decode[grid](codes, total, codes.numel(), divisor, ONTO=True, TILE=_TILE, num_warps=4)
+        programs, modes = triton.cdiv(codes.numel(), _TILE), {"ONTO": True, "TILE": _TILE}
+        launch(_natural_decode, programs, codes, total, codes.numel(), divisor, **modes, warps=4)

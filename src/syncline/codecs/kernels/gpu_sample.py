@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import rng
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_random import random_unit
 
 # One program holds the whole sample: 32 values per thread.
@@ -43,7 +44,7 @@ def ranked(x: Tensor, rank: int, *, samples: int, seed: int) -> Tensor:
     size = triton.next_power_of_2(min(n, samples))
     k0, k1 = rng.keys(seed)
     warps = max(1, min(32, size // 512))
-    _sample[(1,)](x, out, n, min(n, samples), rank, k0, k1, ALL=n <= samples, SIZE=size, num_warps=warps)
+    launch(_sample, 1, x, out, n, min(n, samples), rank, k0, k1, ALL=n <= samples, SIZE=size, warps=warps)
     return out
 
 

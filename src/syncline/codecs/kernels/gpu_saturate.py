@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_tile import load_tile, store_tile
 
 # Values per program, warps.
@@ -31,5 +32,5 @@ def saturate(
     n, (tile, warps) = x.numel(), config
     out = torch.empty(n, dtype=dtype, device=x.device)
     if n:
-        _saturate[(triton.cdiv(n, tile),)](x, out, n, limit, factor, TILE=tile, num_warps=warps)
+        launch(_saturate, triton.cdiv(n, tile), x, out, n, limit, factor, TILE=tile, warps=warps)
     return out

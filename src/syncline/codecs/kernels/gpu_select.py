@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels import gpu_sample
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_tile import load_tile
 
 # Values per program, warps: 16 values per thread.
@@ -245,7 +246,7 @@ def _gather(x: Tensor, threshold: Tensor, room: int, config: tuple[int, int]) ->
     starts = torch.empty(tiles, dtype=torch.int32, device=device)
     counts = torch.empty(tiles, dtype=torch.int32, device=device)
     state = torch.zeros(_STATE, dtype=torch.int32, device=device)
-    _collect[(tiles,)](x, threshold, pairs, state, starts, counts, n, room, TILE=tile, num_warps=warps)
+    launch(_collect, tiles, x, threshold, pairs, state, starts, counts, n, room, TILE=tile, warps=warps)
     return _Found(pairs, starts, counts, state)
 
 
@@ -257,7 +258,8 @@ def _ordered(
     parts = (found.pairs, found.state, found.starts, found.counts, tallies, ends)
     sizes = (x.numel(), found.pairs.numel(), need, out[0].numel())
     modes = {"TIES": need > 0, "TILE": tile, "TILES": TILES, "BLOCK": BLOCK}
-    _place[(triton.cdiv(tallies.numel(), TILES),)](x, threshold, *parts, *out, *sizes, **modes, num_warps=4)
+    programs = triton.cdiv(tallies.numel(), TILES)
+    launch(_place, programs, x, threshold, *parts, *out, *sizes, **modes, warps=4)
     return ends
 
 
@@ -287,11 +289,11 @@ def topk(x: Tensor, k: int, config: tuple[int, int] = CONFIG) -> tuple[Tensor, T
     sizes = (n, found.pairs.numel(), k)
     programs = min(PROGRAMS, triton.cdiv(n, 1024))
     for number in range(4):
-        _digits[(programs,)](x, found.pairs, found.state, *sizes, ROUND=number, TILE=1024, num_warps=4)
+        launch(_digits, programs, x, found.pairs, found.state, *sizes, ROUND=number, TILE=1024, warps=4)
     tallies = torch.empty(found.counts.numel(), dtype=torch.int64, device=x.device)
     parts = (found.pairs, found.state, found.starts, found.counts, tallies)
     modes = {"TILE": config[0], "TILES": TILES, "BLOCK": BLOCK}
-    _tally[(triton.cdiv(tallies.numel(), TILES),)](x, *parts, *sizes, **modes, num_warps=4)
+    launch(_tally, triton.cdiv(tallies.numel(), TILES), x, *parts, *sizes, **modes, warps=4)
     _ordered(x, threshold, found, tallies, k, (values, indices), config[0])
     return values, indices
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.codecs.kernels.adjacent import adjacent
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_tile import load_sum, load_tile, store_sum, store_tile
 from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 
@@ -89,7 +90,7 @@ def _sign_means(partial_ptr, means_ptr, pieces_ptr, n, programs, pieces, TABLE: 
         tl.store(means_ptr + pieces + piece, neg_mean.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "pieces"])
 def _sign_rest(
     x_ptr,
     means_ptr,
@@ -179,7 +180,7 @@ def sign_residual(
         programs = triton.cdiv(n, size * 8) if table is None else table.shape[0]
         source = x if residual is None else rest
         modes = {"TABLE": table is not None, "L1": l1, "BYTES": size}
-        _sign_rest[(programs,)](source, means, rest, table, n, means.shape[1], **modes, num_warps=warps)
+        launch(_sign_rest, programs, source, means, rest, table, n, means.shape[1], **modes, warps=warps)
     return packed, means, rest
 
 
@@ -208,8 +209,8 @@ def _encode(
     partial = torch.empty(3 * programs, dtype=torch.float32, device=x.device)
     many = table is not None
     tensors, modes = (x, residual, packed, partial, total, table), {"TABLE": many, "ADD": residual is not None}
-    _sign_encode[(programs,)](*tensors, n, programs, **modes, BYTES=size, num_warps=warps)
-    _sign_means[(pieces,)](partial, means, ranges, n, programs, pieces, TABLE=many, L1=l1, num_warps=4)
+    launch(_sign_encode, programs, *tensors, n, programs, **modes, BYTES=size, warps=warps)
+    launch(_sign_means, pieces, partial, means, ranges, n, programs, pieces, TABLE=many, L1=l1, warps=4)
     return packed, means
 
 
@@ -249,4 +250,4 @@ def _decode(
     table = None if lengths is None else chunk_table(lengths, size * 8, 1, packed.device)[0]
     programs = triton.cdiv(count, size * 8) if table is None else table.shape[0]
     modes = {"TABLE": table is not None, "ONTO": divisor is not None, "BYTES": size}
-    _sign_decode[(programs,)](packed, pos, neg, table, out, count, divisor or 1.0, **modes, num_warps=warps)
+    launch(_sign_decode, programs, packed, pos, neg, table, out, count, divisor or 1.0, **modes, warps=warps)

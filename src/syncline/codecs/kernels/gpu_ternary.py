@@ -10,6 +10,7 @@ from torch import Tensor
 
 from syncline.codecs.kernels import rng
 from syncline.codecs.kernels.adjacent import adjacent
+from syncline.codecs.kernels.gpu_launch import launch
 from syncline.codecs.kernels.gpu_moments import finished, partial_moments, scales
 from syncline.codecs.kernels.gpu_random import random_unit
 from syncline.codecs.kernels.gpu_tile import load_sum, load_tile, store_sum, store_tile
@@ -19,7 +20,7 @@ from syncline.codecs.kernels.segments import chunk_table, packed_bytes
 ENCODE = (512, 4)
 DECODE = (1024, 4)
 # The same for terngrad, and the most programs.
-CHANCE = (1024, 8)
+CHANCE = (1024, 4)
 PROGRAMS = 132 * 8
 
 
@@ -87,6 +88,13 @@ def _terngrad(
 ):
     """Every program finishes the moments for itself: that costs less than another launch."""
     pid = tl.program_id(0)
+    row = tl.arange(0, BYTES)
+    place = tl.arange(0, 4)
+    local = row[:, None] * 4 + place[None, :]
+    start = pid.to(tl.int64) * (BYTES * 4)
+    # The first values travel while the moments are finished, later ones while those before are coded.
+    count = tl.minimum(n - start, BYTES * 4).to(tl.int32)
+    x = load_tile(x_ptr + start, local, count, BYTES * 4).to(tl.float32)
     part = tl.arange(0, SIZE)
     inside = part < programs
     total = tl.sum(tl.load(sums_ptr + part, mask=inside, other=0.0), axis=0)
@@ -95,13 +103,7 @@ def _terngrad(
     _mean, _deviation, _largest, scale = finished(total, square, peak, n.to(tl.float64), clip)
     if pid == 0:
         tl.store(scale_ptr, scale)
-    row = tl.arange(0, BYTES)
-    place = tl.arange(0, 4)
-    local = row[:, None] * 4 + place[None, :]
-    start = pid.to(tl.int64) * (BYTES * 4)
     while start < n:
-        count = tl.minimum(n - start, BYTES * 4).to(tl.int32)
-        x = load_tile(x_ptr + start, local, count, BYTES * 4).to(tl.float32)
         limit = random_unit(start, local, k0, k1) * scale
         code = tl.where(x > limit, 1, tl.where(x < -limit, 3, 0))
         code = tl.where(tl.abs(x) < float("inf"), code, 2)
@@ -109,6 +111,8 @@ def _terngrad(
         bits = tl.sum(code << (place[None, :] * 2), axis=1)
         tl.store(packed_ptr + start // 4 + row, bits.to(tl.uint8), mask=row * 4 < count)
         start += tl.num_programs(0).to(tl.int64) * (BYTES * 4)
+        count = tl.minimum(n - start, BYTES * 4).to(tl.int32)
+        x = load_tile(x_ptr + start, local, count, BYTES * 4).to(tl.float32)
 
 
 @triton.jit
@@ -165,7 +169,7 @@ def terngrad(
     k0, k1 = rng.keys(seed)
     programs = min(PROGRAMS, triton.cdiv(n, size * 4))
     tensors, modes = (x, sums, peaks, packed, scale), {"SIZE": triton.next_power_of_2(peaks.numel()), "BYTES": size}
-    _terngrad[(programs,)](*tensors, n, clip, peaks.numel(), k0, k1, **modes, num_warps=warps)
+    launch(_terngrad, programs, *tensors, n, clip, peaks.numel(), k0, k1, **modes, warps=warps)
     return packed, scale
 
 
@@ -203,7 +207,7 @@ def _encode(
     modes |= {"ADD": residual is not None, "KEEP": rest is not None}
     tensors = (x, residual, scale, packed, rest, table)
     # No fused multiply-add: the rest then rounds as it does in the reference.
-    _ternary_encode[(programs,)](*tensors, n, k0, k1, **modes, num_warps=warps, enable_fp_fusion=False)
+    launch(_ternary_encode, programs, *tensors, n, k0, k1, **modes, warps=warps, fusion=False)
     return packed
 
 
@@ -240,5 +244,5 @@ def _decode(
     programs = triton.cdiv(count, size * 4) if table is None else table.shape[0]
     modes = {"TABLE": table is not None, "ONTO": divisor is not None, "BYTES": size}
     # No fused multiply-add: the sum then rounds as it does in the reference.
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    _ternary_decode[(programs,)](packed, scale, table, out, count, divisor or 1.0, **modes, **options)
+    numbers = (count, divisor or 1.0)
+    launch(_ternary_decode, programs, packed, scale, table, out, *numbers, **modes, warps=warps, fusion=False)

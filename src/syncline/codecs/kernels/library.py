@@ -161,6 +161,9 @@ dequantize_onto = cast(_None, _op(
 natural_onto = cast(_None, _op(
     "natural_onto", "(Tensor codes, Tensor(a!) total, float divisor) -> ()", lambda *_: None, mutates=("total",),
 ))  # fmt: skip
+scatter_unique = cast(_None, _op(
+    "scatter_unique", "(Tensor(a!) out, Tensor indices, Tensor values) -> ()", lambda *_: None, mutates=("out",),
+))  # fmt: skip
 keep_if = cast(_None, _op(
     "keep_if", "(Tensor good, Tensor(a!) new, Tensor? old) -> ()", lambda good, new, old: None, mutates=("new",),
 ))  # fmt: skip

@@ -41,6 +41,11 @@ def compact(x: Tensor, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor
     return values[:capacity], indices[:capacity], mask.sum().clamp(max=capacity).to(torch.int32)
 
 
+def scatter_unique(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """out[indices] += values where no position with a non-zero value repeats; positions outside are left out."""
+    scatter_add(out, indices, values, True)
+
+
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, unique: bool) -> Tensor:
     """out[indices] += values; indices outside are an error on the CPU and are left out on CUDA (no host sync)."""
     index = indices.long()
