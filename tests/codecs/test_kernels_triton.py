@@ -3,6 +3,7 @@
 Runs where Triton is installed and there is no CUDA device; with one, `operator_checks.py` tests the compiled kernels.
 """
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -455,3 +456,19 @@ def test_every_kernel_compiles_for_hopper():
     done = subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "16-byte loads" in done.stdout
+
+
+def test_kernels_do_not_specialise_on_the_values_of_numbers():
+    """`gpu_launch` finds a compiled kernel without looking at the values of its integers."""
+    checked = 0
+    for path in Path(gpu.__file__).parent.glob("gpu_*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for decorator in function.decorator_list:
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "triton.jit":
+                    free = set(ast.literal_eval(decorator.keywords[0].value))
+                    numbers = [a.arg for a in function.args.args if a.annotation is None and a.arg[-4:] != "_ptr"]
+                    assert set(numbers) <= free, f"{path.name}: {function.name}"
+                    checked += 1
+    assert checked > 20

@@ -19,7 +19,7 @@ def launch(kernel: Any, programs: int, *args: Any, warps: int, fusion: int = Tru
 
     `fusion=False` keeps the compiler from fusing multiplications and additions, which round differently then.
     """
-    key = (kernel, args[0].device, warps, fusion, *constants.items(), *map(_kind, args))
+    key = (id(kernel), args[0].device, warps, fusion, *constants.items(), *map(_kind, args))
     found = _compiled.get(key)
     if found is not None:
         code, tail = found
