@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from syncline.trace import analyze, load, recording
 
+pytestmark = pytest.mark.alone
 SLOW_S, STEPS = 0.02, 24
 
 
@@ -38,7 +39,7 @@ class SlowFile(io.BytesIO):
     """A file system that takes its time."""
 
     def write(self, data):
-        time.sleep(SLOW_S / 8)
+        time.sleep(SLOW_S / 2)
         return super().write(data)
 
 
@@ -104,7 +105,7 @@ def test_validation_now_and_then_makes_long_steps(tmp_path, batches):
     def validate(step, model):
         if step % 8 == 7:
             with torch.no_grad():
-                for _ in range(20):
+                for _ in range(40):
                     model(torch.ones(4, 8))
 
     told = record(tmp_path, batches, after=validate)

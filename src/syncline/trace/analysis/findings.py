@@ -14,7 +14,7 @@ from syncline.trace.analysis.startup import StartUp
 
 _WORDS = {
     "exposed_encode": "encoding",
-    "exposed_exchange": "its transfers",
+    "exposed_exchange": "transfers",
     "data": "data loading",
     "wait": "waits",
     "between": "the time between steps",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from syncline.stats import upper_limit
+from syncline.stats import quantile, upper_limit
 from syncline.trace.analysis.timeline import Timeline, timeline
 from syncline.trace.merge.exchanges import Exchange, Member
 from syncline.trace.merge.merge_ranks import Trace
@@ -12,6 +12,7 @@ from syncline.wording import plural
 
 Bounds = tuple[int, int]
 _RARE = 0.25  # share of the steps: what happens in more of them belongs to a usual step
+_FAR = 1.5  # times the upper quartile: on a busy machine many steps are somewhat slower than the median
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,15 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
 def usual_places(series: Sequence[float], first: int = 0) -> list[int]:
     """The places of a series of step times without those of long steps, counted from `first`.
 
-    A step is long if it is well above the median, and if fewer than a quarter of the steps are: then something happens
-    in some steps only. All figures of a step are means over the others.
+    A step is long if it is well above the median and above most of the slower steps, and if fewer than a quarter of the
+    steps are: then something happens in some steps only. All figures of a step are means over the others.
 
     >>> usual_places([20.0, 21.0, 19.0, 90.0, 20.0])
     [0, 1, 2, 4]
     """
-    limit = upper_limit(series)
+    if not series:
+        return []
+    limit = max(upper_limit(series), _FAR * quantile(series, 1 - _RARE))
     usual = [place for place, ms in enumerate(series, first) if ms <= limit]
     return usual if len(series) - len(usual) < _RARE * len(series) else list(range(first, first + len(series)))
 
