@@ -29,6 +29,8 @@ def test_a_loop_that_keeps_its_gpu_busy_is_compute_bound():
     assert found.gpu.ranks[0].idle_ms < 0.05 * found.step_ms["mean"]
     assert next(iter(found.gpu.classes)) == "matmul"
     assert "attention" in found.gpu.classes
+    # Gaps of a microsecond between kernels do not cut the path into pieces.
+    assert [piece.lane for piece in found.critical_path if piece.ms > 1] == ["forward", "backward", "update"]
 
 
 def test_a_wait_for_the_gpu_costs_what_the_analysis_says():

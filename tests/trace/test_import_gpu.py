@@ -254,6 +254,7 @@ def test_kernels_and_operators_by_time_and_class():
 )
 def test_class_of_a_kernel(name, kind):
     assert kernel_class(name) == kind
+    assert kernel_class(name, "aten::_scaled_dot_product_cudnn_attention_backward") == "attention"
     assert "<" not in short_name(name)
 
 

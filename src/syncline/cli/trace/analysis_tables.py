@@ -223,9 +223,14 @@ def _path(console: Console, analysis: Analysis, top: int) -> None:
     longest = sorted((n for n, piece in enumerate(pieces) if piece.ms >= least), key=lambda n: -pieces[n].ms)[:top]
     named = [(pieces[place], f" {pieces[place].unit}".rstrip()) for place in sorted(longest)]
     shown = [f"rank {piece.rank} {_long(piece.lane, analysis)}{unit} {_ms(piece.ms)}" for piece, unit in named]
-    rest = sum(piece.ms for place, piece in enumerate(pieces) if place not in set(longest))
-    short = plural(len(pieces) - len(longest), "short piece")
-    more = f" (+ {_ms(rest)} ms in {short})" if len(pieces) > len(longest) else ""
+    short: dict[str, float] = {}
+    for place in set(range(len(pieces))) - set(longest):
+        piece = pieces[place]
+        short[piece.lane] = short.get(piece.lane, 0.0) + piece.ms
+    most = ", ".join(
+        f"{_long(lane, analysis)} {_ms(ms)}" for lane, ms in sorted(short.items(), key=lambda item: -item[1])
+    )
+    more = f" (+ {plural(len(pieces) - len(longest), 'short piece')}: {most})" if short else ""
     _line(console, f"critical path of step {step}, ms: {' > '.join(shown)}{more}")
 
 

@@ -13,6 +13,7 @@ from syncline.trace.analysis.steps import Prepared
 from syncline.trace.merge.exchanges import Exchange, Member
 
 _LANES = {"exposed_encode": "encode", "exposed_exchange": "exchange"}
+_KERNEL_GAP = 30_000  # nanoseconds
 _BLOCKED = ("exposed_exchange", "wait")
 
 
@@ -79,7 +80,13 @@ def _under_way(near: Sequence[tuple[Exchange, Member]], at: int, *, moving: bool
 
 
 def _joined(segments: Sequence[tuple[int, str, str, int]]) -> list[PathSegment]:
-    """Neighbours of the same rank, lane and unit as one segment, in the order of time."""
-    lasting = (segment for segment in reversed(segments) if segment[3] > 0)
+    """Neighbours of the same rank, lane and unit as one segment, in the order of time.
+
+    The usual gap between two kernels belongs to the lane of both.
+    """
+    lasting = [segment for segment in reversed(segments) if segment[3] > 0]
+    for place, (before, gap, after) in enumerate(zip(lasting, lasting[1:], lasting[2:], strict=False), start=1):
+        if gap[1] == "other" and gap[3] < _KERNEL_GAP and before[:3] == after[:3]:
+            lasting[place] = (*before[:3], gap[3])
     joined = groupby(lasting, key=lambda segment: segment[:3])
     return [PathSegment(rank, lane, unit, sum(ns for *_, ns in of) / 1e6) for (rank, lane, unit), of in joined]

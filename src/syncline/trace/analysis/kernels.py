@@ -20,6 +20,7 @@ _CLASSES = (
     ("memory", r"^Memcpy|^Memset|copy_kernel|CatArray|direct_copy|FillFunctor|index|gather|scatter|embedding"),
     ("elementwise", r"elementwise|triton_poi_|vectorized|unrolled|dropout|gelu|relu"),
 )
+_OPERATORS = (("attention", "attention"), ("convolution", "convolution"), ("convolution", "aten::conv"))
 _PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _CLASSES]
 
 
@@ -44,13 +45,15 @@ class OperatorRow:
 
 
 @lru_cache(maxsize=1 << 14)
-def kernel_class(name: str) -> str:
-    """The class of a kernel, from its name; `other` where the name tells nothing.
+def kernel_class(name: str, operator: str = "") -> str:
+    """The class of a kernel, from its operator and its name; `other` where they tell nothing.
 
     >>> [kernel_class(n) for n in ("sm90_xmma_gemm_bf16", "void fmha_cutlassF_f16", "Memcpy DtoH", "my_kernel")]
     ['matmul', 'attention', 'memory', 'other']
     """
-    return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
+    # An attention or a convolution may consist of products and copies.
+    of_operator = next((kind for kind, word in _OPERATORS if word in operator), "")
+    return of_operator or next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -82,7 +85,7 @@ def kernel_tables(
             if span.step not in kept:
                 continue
             if is_kernel(span):
-                kind, name, operator = kernel_class(span.name), short_name(span.name), span.unit
+                kind, name, operator = kernel_class(span.name, span.unit), short_name(span.name), span.unit
             elif span.stream and span.lane in ("exchange", "wait"):
                 # The kernel of a collective runs from when its rank joins; waits for late ranks are a part of it.
                 kind, name, operator = "communication", span.name, ""
