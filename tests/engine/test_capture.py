@@ -1,6 +1,6 @@
-"""Recorded launches do what launches do: the same averages and states, whatever comes between two passes.
+"""Captured launches do what launches do: the same averages and states, whatever comes between two passes.
 
-CUDA graphs need a GPU (test_engine_gpu.py). Here a tape records the operators of a function and runs them again.
+CUDA graphs need a GPU (test_engine_gpu.py). Here a tape captures the operators of a function and runs them again.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ SHAPES = {"a": (24, 16), "b": (24, 16), "c": (40, 8, 2), "d": (24,), "e": (7,)}
 
 
 class OperatorTape:
-    """Records operators on the CPU: running them again writes the same results into the same tensors."""
+    """Captures operators on the CPU: running them again writes the same results into the same tensors."""
 
     def __init__(self) -> None:
-        self.recordings = 0
+        self.captures = 0
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        self.recordings += 1
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
         calls: list[Any] = []
         with Operators(calls):
             work()
@@ -82,36 +82,36 @@ def give(unit: UnitRun, rank: int, world: int, step: int) -> None:
 
 
 def train_twice(rank: int, world: int, spec: str) -> None:
-    plain, recorded = unit_of(spec), unit_of(spec)
-    assert not why_eager(recorded.launches[0])
+    plain, captured = unit_of(spec), unit_of(spec)
+    assert not why_eager(captured.launches[0])
     made, recorder, tape = None, Recorder(rank=rank), OperatorTape()
     for step in range(8):
-        for unit in (plain, recorded):
+        for unit in (plain, captured):
             give(unit, rank, world, step)
         run_launch(plain.launches[0], recorder, None)
         if step < 2:
-            run_launch(recorded.launches[0], recorder, None)
+            run_launch(captured.launches[0], recorder, None)
         else:
             if made is None:
-                made = CapturedLaunch(recorded.launches[0], tape)
-            assert made.fits(recorded.launches[0])
-            made.run(recorded.launches[0], recorder)
-        for here, there in zip(plain.targets, recorded.targets, strict=True):
+                made = CapturedLaunch(captured.launches[0], tape)
+            assert made.fits(captured.launches[0])
+            made.run(captured.launches[0], recorder)
+        for here, there in zip(plain.targets, captured.targets, strict=True):
             assert torch.equal(here, there), f"step {step}"
         if step != 5:  # a skipped step
             plain.commit()
-            recorded.commit()
+            captured.commit()
         if step == 6:  # as after a checkpoint: the same values in other memory
-            for batch in recorded.launches[0].batches:
+            for batch in captured.launches[0].batches:
                 batch.state = {key: tensor.clone() for key, tensor in batch.state.items()}
-        for a, b in zip(plain.launches[0].batches, recorded.launches[0].batches, strict=True):
+        for a, b in zip(plain.launches[0].batches, captured.launches[0].batches, strict=True):
             assert a.state.keys() == b.state.keys()
             assert all(torch.equal(a.state[key], b.state[key]) for key in a.state), f"step {step}"
-    assert tape.recordings == 1 + 3 + 2  # the start, three batches after the first message, matrices after the second
+    assert tape.captures == 1 + 3 + 2  # the start, three batches after the first message, matrices after the second
 
 
 @pytest.mark.parametrize("spec", ["powersgd(rank=2)", "powersgd(rank=2) | bf16", "powersgd(rank=2) | fp16"])
-def test_a_recording_does_what_the_launch_does(spec: str) -> None:
+def test_a_capture_does_what_the_launch_does(spec: str) -> None:
     run_ranks(train_twice, 2, spec)
 
 
@@ -146,5 +146,5 @@ def refuse(rank: int, world: int) -> None:
     assert captures.report().startswith("0 of 1 launches replay CUDA graphs; acpsgd(rank=2) does not")
 
 
-def test_what_is_not_the_same_in_every_step_is_not_recorded() -> None:
+def test_what_is_not_the_same_in_every_step_is_not_captured() -> None:
     run_ranks(refuse, 2)

@@ -61,7 +61,7 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str], warm_up: 
 
 
 def run_loops(wanted: list[str], *, warm_up: int, seconds: float, record_file: str | None) -> None:
-    """Run these cells, as many as fit into the time; launches are recorded after `warm_up` passes."""
+    """Run these cells, as many as fit into the time; launches are captured after `warm_up` passes."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(train_loops, args=(2, folder, wanted, warm_up, seconds), nprocs=2)
         done = json.loads(Path(folder, "rows.json").read_text())
@@ -95,8 +95,8 @@ def test_loops_are_ddp_over_nccl() -> None:
     )
 
 
-def test_loops_with_recorded_launches_over_nccl() -> None:
-    """Loops under PowerSGD whose launches are recorded from the second pass on, as many as fit."""
+def test_loops_with_captured_launches_over_nccl() -> None:
+    """Loops under PowerSGD whose launches are captured from the second pass on, as many as fit."""
     wanted = [f"{row.name}-powersgd" for row in ROWS.values() if row.cuda and "powersgd" in row.ways]
     wanted.sort(key=lambda cell: not ROWS[cell.removesuffix("-powersgd")].core)
     file = os.environ.get("SYNCLINE_CAPTURED_RECORD")

@@ -59,7 +59,7 @@ def codec(
     - `native`: it gets float64 gradients as float64; other codecs get float32.
     - `spread`: one nan or inf makes the whole gradient nan before the codec sees it, so that it is always sent.
     - `wraps`: its first option is another codec, passed to it as `inner`.
-    - `captures`: on CUDA its work may be recorded once and replayed in every step. For that, it must do the same in
+    - `captures`: on CUDA its work may be captured once and replayed in every step. For that, it must do the same in
       every step: nothing may depend on values, on the step's number or on seeds.
     - `direct`: it yields one `Merge` of the gradient as it got it and returns the answer. Error feedback then happens
       while the gradient is encoded, in fewer passes over memory, and the gradient comes without the residual.

@@ -1,4 +1,4 @@
-"""A tape of CUDA graphs: records the work of a function for one stream."""
+"""A tape of CUDA graphs: captures the work of a function for one stream."""
 
 import gc
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from syncline.errors import UsageError
 
 
 class GraphTape:
-    """Records for the stream that was current when it was made, on which alone its graphs may be replayed.
+    """Captures for the stream that was current when it was made, on which alone its graphs may be replayed.
 
     Graphs share the memory of their temporary tensors, and cuBLAS's workspace of the stream.
     """
@@ -24,17 +24,17 @@ class GraphTape:
         with torch.cuda.use_mem_pool(self._workspace, device):
             one = torch.ones(1, 8, 8, device=device)
             torch.bmm(one, one)
-        # torch gives the memory up with the last graph, and refuses to record into it again: this one stays.
+        # torch gives the memory up with the last graph, and refuses to capture into it again: this one stays.
         self._first = self._graph(lambda: torch.zeros_like(one))
 
-    def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
+    def capture(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Call `work`, whose work for the device is captured and not done; returns the function that does it."""
         return self._graph(work).replay
 
     def _graph(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # objects that are freed during a recording may call what a recording forbids
+        gc.disable()  # objects that are freed during a capture may call what a capture forbids
         try:
             with torch.cuda.stream(self._stream):
                 # Other threads (NCCL's, and the one that looks for late events) query events all the time.
@@ -63,5 +63,5 @@ class GraphTape:
             raise error
 
     def unowned(self, tensor: Tensor) -> Tensor:
-        """A view of a tensor of the recording that does not keep its memory: later work may use that again."""
+        """A view of a tensor of the capture that does not keep its memory: later work may use that again."""
         return unowned_view(tensor)

@@ -27,8 +27,8 @@ from syncline.trace import Recorder
 _CHECK_S = 0.5
 """Seconds between two looks for late events."""
 EARLY_PASSES = 6
-"""Passes on one side stream, without recordings: the plan changes then. Every stream costs the workspaces of libraries
-for good, and every recording the time to make it."""
+"""Passes on one side stream, without captures: the plan changes then. Every stream costs the workspaces of libraries
+for good, and every capture the time to make it."""
 
 
 class EventTicket:
@@ -79,7 +79,7 @@ class StreamExecutor:
         self, recorder: Recorder, device: torch.device, *, peers: PeerMonitor, captures: Captures | None,
         streams: int = 6, updates: int = 4,
     ) -> None:  # fmt: skip
-        """`captures`: the recordings of launches, if launches may be recorded."""
+        """`captures`: the captured launches, if launches may be captured."""
         self.recorder, self.device, self._peers, self._captures = recorder, device, peers, captures
         self.index = torch.cuda.current_device() if device.index is None else device.index
         self.failure: BaseException | None = None
@@ -208,7 +208,7 @@ class StreamExecutor:
     def _run(self, launch: Launch) -> None:
         captures = self._captures
         early = self._passes <= EARLY_PASSES
-        made = captures.of(launch, self._number(launch), record=not early) if captures is not None else None
+        made = captures.of(launch, self._number(launch), allowed=not early) if captures is not None else None
         if made is not None:
             made.run(launch, self.recorder)
         else:

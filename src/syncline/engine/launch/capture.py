@@ -1,11 +1,11 @@
-"""Launches that replay CUDA graphs: what a codec does between two messages is recorded once, then replayed.
+"""Launches that replay CUDA graphs: what a codec does between two messages is captured once, then replayed.
 
 A launch of many kernels takes the host longer to issue than the device to run. Its gradients are copied into memory
 that stays, which the codec turns into the new residual. Every message is summed in place, so all addresses are fixed.
 The averages are copied out batch by batch: the next batch may use the memory of the last one's product.
 
 Legal for codecs that declare `captures`, over an all-reduce. A pass that is not like the others (parameters that no
-rank used, gradients accumulated over several exchanges) runs without a recording.
+rank used, gradients accumulated over several exchanges) runs without a capture.
 """
 
 import threading
@@ -26,24 +26,24 @@ from syncline.exchange import AllReduce, Link
 from syncline.trace import Recorder
 
 WARM_UP = 2
-"""Passes of a launch before it is recorded, in which libraries set themselves up. Few, so that the steps that follow a
+"""Passes of a launch before it is captured, in which libraries set themselves up. Few, so that the steps that follow a
 new plan, with which later ones are compared, are like those."""
 
 
 class Tape(Protocol):
-    """Records work for one stream."""
+    """Captures work for one stream."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Call `work`, whose work for the device is recorded and not done; returns the function that does it."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Call `work`, whose work for the device is captured and not done; returns the function that does it."""
         ...
 
     def unowned(self, tensor: Tensor) -> Tensor:
-        """A view of a tensor of the recording that does not keep its memory: later work may use that again."""
+        """A view of a tensor of the capture that does not keep its memory: later work may use that again."""
         ...
 
 
 def why_eager(launch: Launch) -> str:
-    """Why a launch cannot be recorded; empty if it can."""
+    """Why a launch cannot be captured; empty if it can."""
     exchanges = {str(link.exchange) for link in launch.links} - {"allreduce"}
     if exchanges:
         return f"{exchanges.pop()} is not an all-reduce, which works in fixed memory"
@@ -80,7 +80,7 @@ class _Round:
 
 
 class CapturedLaunch:
-    """The recording of a launch, with the memory it works on."""
+    """The capture of a launch, with the memory it works on."""
 
     def __init__(self, launch: Launch, tape: Tape) -> None:
         grads, batches = launch.unit.grads, launch.batches
@@ -96,23 +96,23 @@ class CapturedLaunch:
         self._after: list[dict[str, Tensor]] = [{} for _ in batches]
         self._tape = tape
         self._outputs: list[Tensor] = []
-        """The average that the part which is being recorded leaves."""
+        """The average that the part which is being captured leaves."""
         self._rounds: list[_Round] = []
         self._moves: list[Any] = []
         run = LaunchRun(batches, launch.context, deliver=self._deliver)
-        self._start = tape.record(lambda: self._record_start(run, launch.links))
-        # The recording reads them at their addresses, whoever else still needs them.
+        self._start = tape.capture(lambda: self._capture_start(run, launch.links))
+        # The capture reads them at their addresses, whoever else still needs them.
         self._drawn = [each.state.drawn for each in run.runs if each is not None]
         while self._rounds[-1].messages:
-            self._record_round(run, launch.links)
+            self._capture_round(run, launch.links)
         self._rounds.pop()
 
-    def _record_start(self, run: LaunchRun, links: Sequence[Link]) -> None:
+    def _capture_start(self, run: LaunchRun, links: Sequence[Link]) -> None:
         for place, (packed, state) in enumerate(zip(self._packed, self._committed, strict=True)):
             run.start_batch(place, packed, state, scratch=True)
         self._send(run.requests(), links)
 
-    def _record_round(self, run: LaunchRun, links: Sequence[Link]) -> None:
+    def _capture_round(self, run: LaunchRun, links: Sequence[Link]) -> None:
         now, places = self._rounds[-1], run.waiting
         given: dict[int, Any] = {}
         for place in places:
@@ -124,8 +124,8 @@ class CapturedLaunch:
                 if place == places[-1]:
                     self._send(run.requests(), links)
 
-            do = self._tape.record(work)
-            # Kept until here: what else is recorded in this part must not use its memory before it is copied out.
+            do = self._tape.capture(work)
+            # Kept until here: what else is captured in this part must not use its memory before it is copied out.
             output = self._tape.unowned(self._outputs.pop()) if self._outputs else None
             averages = [] if output is None else list(self._batches[place].outputs(output))
             now.parts.append(_Part(do, output, averages))
@@ -137,7 +137,7 @@ class CapturedLaunch:
         now = _Round([])
         for moves in self._moves:
             op = next(moves)
-            assert isinstance(op, AllReduce), "other exchanges are not recorded"
+            assert isinstance(op, AllReduce), "other exchanges are not captured"
             now.messages.append(op.tensor)
             now.requests.append(_summed(op.tensor))
         self._rounds.append(now)
@@ -147,7 +147,7 @@ class CapturedLaunch:
         self._outputs.append(result.output)
 
     def fits(self, launch: Launch) -> bool:
-        """Whether states and gradients are still what was recorded."""
+        """Whether states and gradients are still what was captured."""
         if launch.unit.grads[0].dtype != self._packed[0].dtype:
             return False
         now = [{key: t.shape for key, t in batch.state.items()} for batch in launch.batches]
@@ -159,7 +159,7 @@ class CapturedLaunch:
         begin = recorder.mark("encode")
         moved: list[tuple[Tensor, Tensor]] = []
         for batch, committed in zip(self._batches, self._committed, strict=True):
-            # The committed state may be what the last recording left, in the memory that is overwritten below.
+            # The committed state may be what the last capture left, in the memory that is overwritten below.
             moved += [(t, batch.state[key]) for key, t in committed.items() if batch.state[key] is not t]
             batch.state = dict(committed)
         copy_all(moved)
@@ -212,7 +212,7 @@ def _summed(message: Tensor) -> Merge:
 
 
 class Captures:
-    """The recordings of all launches of an executor. Thread: the one that issues launches."""
+    """The captures of all launches of an executor. Thread: the one that issues launches."""
 
     def __init__(self, make_tape: Callable[[], Tape]) -> None:
         """`make_tape` makes a tape for the current stream, before the first launch runs there."""
@@ -221,9 +221,9 @@ class Captures:
         """By number of the stream."""
         self._passes: dict[Launch, int] = {}
         self._made: dict[Launch, tuple[int, CapturedLaunch]] = {}
-        """By launch: its stream and its recording."""
+        """By launch: its stream and its capture."""
         self._eager: dict[Launch, str] = {}
-        """Of all launches, why they cannot be recorded; empty if they can."""
+        """Of all launches, why they cannot be captured; empty if they can."""
         self._threads: set[int] = set()
         """Threads that have run such launches: libraries have handles for each thread, made at their first use."""
         self.changed = False
@@ -238,8 +238,8 @@ class Captures:
             self._eager = {launch: why_eager(launch) for launch in order}
             self.changed = True
 
-    def of(self, launch: Launch, stream: int, *, record: bool = True) -> CapturedLaunch | None:
-        """The recording to use in this pass, on this stream; if there is none, `record` allows to make it."""
+    def of(self, launch: Launch, stream: int, *, allowed: bool = True) -> CapturedLaunch | None:
+        """The capture to use in this pass, on this stream; if there is none, `allowed` says whether to make it."""
         if self._eager.get(launch, "-") or not _is_like_others(launch):
             return None
         if stream not in self._tapes:
@@ -251,7 +251,7 @@ class Captures:
             return made
         self._made.pop(launch, None)
         warm = thread in self._threads and self._passes[launch] > WARM_UP
-        if not record or not warm or not all(batch.state for batch in launch.batches):
+        if not allowed or not warm or not all(batch.state for batch in launch.batches):
             self._threads.add(thread)
             return None
         self.changed = True
@@ -260,7 +260,7 @@ class Captures:
         return made
 
     def report(self) -> str:
-        """Which launches replay recordings, and why others do not."""
+        """Which launches replay captures, and why others do not."""
         self.changed = False
         reasons = dict.fromkeys(why for why in self._eager.values() if why)
         return "; ".join([f"{len(self._made)} of {len(self._eager)} launches replay CUDA graphs", *reasons])
