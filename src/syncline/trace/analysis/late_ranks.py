@@ -129,14 +129,19 @@ def _blamed(trace: Prepared, kept: set[int]) -> _Waits:
     waits: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     for exchange in trace.exchanges:
         step = _counts_in(exchange.step, trace, kept)
-        joined = exchange.joined
-        for member in exchange.members:
-            exposed = trace.exposed_ns(member.wait)
-            late = exchange.late_rank(member) if exposed else None
+        visible = [(member, trace.exposed_ns(member.wait)) for member in exchange.members]
+        visible = [(member, exposed) for member, exposed in visible if exposed]
+        if not visible:
+            continue
+        joined, since = exchange.joined, meetings.before(exchange)
+        inherited_by: dict[int, dict[int, float]] = {}
+        for member, exposed in visible:
+            late = exchange.late_rank(member)
             if late is None:
                 continue
-            since = meetings.before(exchange)
-            theirs = _causes_between(history[late], since, joined[late])
+            if late not in inherited_by:
+                inherited_by[late] = _causes_between(history[late], since, joined[late])
+            theirs = inherited_by[late]
             own = _causes_between(history[member.rank], since, joined[member.rank])
             inherited = min(exposed, max(0.0, sum(theirs.values()) - sum(own.values())))
             blamed = {rank: ns * inherited / sum(theirs.values()) for rank, ns in theirs.items()} if inherited else {}
