@@ -161,6 +161,40 @@ def test_a_wrong_run_command_exits_with_2(monkeypatch, capsys, arguments):
     assert "usage: python -m syncline.trace run" in capsys.readouterr().err
 
 
+CRASHING = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(12):
+    if number == 8 and dist.get_rank() == 1:
+        raise ValueError("the batch is broken")
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.full
+def test_under_torchrun_the_trace_has_the_rank_that_crashes_and_the_one_that_is_ended(tmp_path):
+    (tmp_path / "train.py").write_text(CRASHING)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "syncline.trace", "run"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launch, "--every", "1", "--out", "here", "train.py"],
+        env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the batch is broken" in done.stderr
+    source = load(tmp_path / "here")
+    assert source.notes == ("rank 1 ended with an error: ValueError: the batch is broken",)
+    for rank in (0, 1):
+        assert [s.step for s in source.spans if s.rank == rank and s.lane == "step"] == list(range(7))
+
+
 @pytest.fixture(autouse=True)
 def _warnings_are_seen(caplog):
     caplog.set_level(logging.WARNING)
