@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import syncline
 from ranks import run_ranks
 from syncline.engine.executors.reducer import BucketReducer
-from syncline.engine.tuning import budget, tuner, watch
+from syncline.engine.tuning import budget, tuner
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, Timed, other_codecs, other_sizes
 from syncline.engine.tuning.report import TuningReport
@@ -28,11 +28,10 @@ SHAPES = [Shape(f"{name}.weight", (1000, 1000)) for name in "abcdefgh"]
 
 
 def test_what_another_plan_can_gain_at_most() -> None:
-    seen = Seen(step=1.0, passes=0.9, exposed=0.6, idle=0.5)
-    assert seen.gain(smaller=True) == 0.5, "cores must be free for it"
+    seen = Seen(step=1.0, passes=0.9, exposed=0.6, waiting=0.5)
+    assert seen.gain(smaller=True) == 0.5, "the rest is work of the cores"
     assert seen.gain(smaller=False) == pytest.approx(0.1), "the same bytes fit behind forward pass and update only"
-    assert replace(seen, exposed=0.02).gain(smaller=True) == 0.02
-    assert replace(seen, idle=0.0).gain(smaller=True) == 0
+    assert replace(seen, waiting=0.0).gain(smaller=True) == 0
 
 
 def test_measurements_wait_until_they_pay() -> None:
@@ -122,9 +121,8 @@ def trained(net: Any, parameters: Any, rank: int, steps: int, *, before: Any = N
 
 def starts(rank: int, world: int, folder: str) -> dict[str, Any]:
     import_module("syncline.engine.attach").START = "reducer"
-    # A busy machine must not look like another network, nor like one on which nothing can be gained.
+    # A busy machine must not look like another network.
     tuner.message_seconds = lambda *_, **__: 1e-3  # type: ignore[assignment]
-    watch.idle_core_seconds = lambda: None  # type: ignore[assignment]
     said, found = Log(), {}
     plain = model()
     reference = trained(DistributedDataParallel(plain), plain.parameters(), rank, TUNED)
@@ -252,7 +250,6 @@ def unsuitable_from(rank: int, at: int) -> tuple[Any, ...]:
 def drifting(rank: int, world: int) -> tuple[list[int], int, str]:
     """A job that was never measured, on a network that becomes slow."""
     import_module("syncline.engine.attach").START = "reducer"
-    watch.idle_core_seconds = lambda: 0.0  # type: ignore[assignment]
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     sync = syncline.attach(net, optimizer)

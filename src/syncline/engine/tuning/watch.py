@@ -4,7 +4,7 @@ Steps under torch's reducer show what is exposed: the wait for the network betwe
 Nothing that another plan does can save more than that, so the tuner stops early where it is small.
 """
 
-import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +16,6 @@ from torch import Tensor
 from syncline.engine.protocols import EngineView
 from syncline.engine.tuning.device_clock import DeviceClock
 from syncline.stats import median
-from syncline.trace.record.cpu_time import idle_core_seconds
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,17 @@ class Seen:
     """From the start of the backward pass to the last averaged gradient."""
     exposed: float = 0.0
     """The part of `passes` after the backward pass's own work; of the rank that waits least, the others wait for it."""
-    idle: float = math.inf
-    """Seconds of a step in which the machine's cores had nothing to do; unlimited where they do not matter."""
+    waiting: float = 0.0
+    """The part of `exposed` in which the network was waited for; on a CPU, cores work on the exchange in the rest."""
     arrival: tuple[float, ...] = ()
     """By parameter: its place in the order in which gradients get complete."""
 
     def gain(self, *, smaller: bool) -> float:
         """Seconds that another plan could save at most; `smaller`: it may send fewer bytes.
 
-        The same bytes can only be hidden behind the rest of the step, and only by cores that are free.
+        The same bytes can only be hidden behind the rest of the step.
         """
-        hidden = self.exposed if smaller else min(self.exposed, self.step - self.passes)
-        return max(0.0, min(hidden, self.idle))
+        return max(0.0, self.waiting if smaller else min(self.waiting, self.step - self.passes))
 
 
 class Watch:
@@ -52,19 +50,25 @@ class Watch:
         self._steps: list[Any] = []
         self._passes: list[tuple[Any, Any, Any]] = []
         self._pass: list[Any] = []
+        self._working: list[float] = []
+        """By pass, on a CPU: seconds after its own work in which this process worked, as long as they take here."""
+        self._cpu = self._stretch = 0.0
         self._arrival: list[float] = []
-        self._idle: list[float | None] = []
-        """Idle seconds of the machine's cores at the same moments as `_steps`."""
         if not skip:
-            self._mark_step()
+            self.after_step()
 
     def pass_begins(self) -> None:
         """A backward pass begins that will be averaged."""
         self._pass = [self._clock.mark()]
+        self._cpu = time.thread_time()
 
     def pass_computed(self, fired: Sequence[Tensor]) -> None:
         """Its own work has been issued; gradients of these parameters were complete in this order."""
         self._pass.append(self._clock.mark())
+        if not self._clock.cuda:
+            # Wall seconds per CPU second: 2 if two ranks, or other programs, share a core with this one.
+            self._stretch = max(1.0, (self._pass[1] - self._pass[0]) / max(1e-9, time.thread_time() - self._cpu))
+            self._cpu = time.process_time()
         if not self._arrival:
             self._arrival = [float(len(self._places))] * len(self._places)
             for order, parameter in enumerate(fired):
@@ -76,6 +80,7 @@ class Watch:
         """Its gradients are averaged."""
         if len(self._pass) == 2 and self.count >= 0:
             self._passes.append((self._pass[0], self._pass[1], self._clock.mark()))
+            self._working.append(0.0 if self._clock.cuda else self._stretch * (time.process_time() - self._cpu))
 
     @property
     def count(self) -> int:
@@ -86,11 +91,7 @@ class Watch:
         """A step has ended."""
         self._skip = max(0, self._skip - 1)
         if not self._skip:
-            self._mark_step()
-
-    def _mark_step(self) -> None:
-        self._steps.append(self._clock.mark())
-        self._idle.append(None if self._clock.cuda else idle_core_seconds())
+            self._steps.append(self._clock.mark())
 
     def seen(self, engine: EngineView) -> Seen:
         """What was seen so far on all ranks, which call this together."""
@@ -98,10 +99,10 @@ class Watch:
         step = median([seconds(a, b) for a, b in pairwise(self._steps)])
         passes = median([seconds(a, c) for a, _, c in self._passes]) if self._passes else 0.0
         exposed = median([seconds(b, c) for _, b, c in self._passes]) if self._passes else 0.0
-        first, last = self._idle[0], self._idle[-1]
-        idle = math.inf if first is None or last is None else (last - first) / self.count
+        waiting = max(0.0, exposed - median(self._working)) if self._passes else 0.0
         arrival = self._arrival or [0.0] * len(self._places)
-        mine = torch.tensor([step, passes, exposed, idle, *arrival], dtype=torch.float64)
+        mine = torch.tensor([step, passes, exposed, waiting, *arrival], dtype=torch.float64)
         rows: Tensor = engine.groups.gather(mine)
         means: list[float] = rows.mean(0).tolist()
-        return Seen(means[0], means[1], float(rows[:, 2].min()), means[3], tuple(means[4:]))
+        least: list[float] = rows.amin(0).tolist()
+        return Seen(means[0], means[1], least[2], least[3], tuple(means[4:]))

@@ -14,8 +14,6 @@ from pathlib import Path
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """For the thread that opens it: nanoseconds on a processor, nanoseconds runnable but not running, time slices."""
 
-STAT = Path("/proc/stat")
-"""Its first line has the CPU time of the whole machine, by kind; the fourth number is idle time."""
 MAX_STEPS = 1_000_000
 """How many steps are kept; it bounds the memory of a long run."""
 
@@ -75,12 +73,3 @@ class StepCpuTimes:
 def available_cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def idle_core_seconds() -> float | None:
-    """Seconds that the machine's cores have been idle since it started, divided by their number; None if unknown."""
-    try:
-        words = STAT.read_text().partition("\n")[0].split()
-        return int(words[4]) / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
