@@ -26,8 +26,8 @@ from syncline.exchange import AllReduce, Link
 from syncline.trace import Recorder
 
 WARM_UP = 2
-"""Passes of a launch before it is captured, in which libraries set themselves up. Few, so that the steps that follow a
-new plan, with which later ones are compared, are like those."""
+"""Passes of a launch with codec states before it is captured: kernels are compiled and libraries set themselves up in
+them. Few, so that the steps that follow a new plan, with which later ones are compared, are like those."""
 
 
 class Tape(Protocol):
@@ -244,14 +244,15 @@ class Captures:
             return None
         if stream not in self._tapes:
             self._tapes[stream] = self._make_tape()
-        self._passes[launch] += 1
+        has_states = all(batch.state for batch in launch.batches)
+        self._passes[launch] += has_states  # without states, other kernels run
         thread = threading.get_ident()
         known, made = self._made.get(launch, (-1, None))
         if made is not None and known == stream and made.fits(launch):
             return made
         self._made.pop(launch, None)
         warm = thread in self._threads and self._passes[launch] > WARM_UP
-        if not allowed or not warm or not all(batch.state for batch in launch.batches):
+        if not allowed or not warm or not has_states:
             self._threads.add(thread)
             return None
         self.changed = True
