@@ -12,12 +12,21 @@ from documented import ROOT, blocks
 from forked import call
 
 TRAIN = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
+import os, torch, torch.distributed as dist
+model = torch.nn.Linear(8, 8)
 total = torch.ones(1000)
-dist.all_reduce(total)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    dist.all_reduce(total)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 print("sum", total[0].item())
-dist.destroy_process_group()
+if dist.is_initialized():
+    dist.destroy_process_group()
 """
 RUN = ("train", "--model", "mlp(hidden=16)", "--nproc", "2", "--batch", "8", "--steps", "24", "--out", "run")
 
@@ -48,7 +57,9 @@ def prepared(tmp_path, recorded):
         for rank in range(2):
             source = ROOT / "tests" / "trace" / "fixtures" / f"gloo-rank{rank}.json.gz"
             shutil.copy(source, folder / "profiles" / f"rank{rank}.json.gz")
-        (folder / "train.py").write_text(TRAIN)
+        (folder / "my_package").mkdir()
+        for name in ("train.py", "my_package/train.py"):
+            (folder / name).write_text(TRAIN)
         (folder / "notes").mkdir()
         (folder / "notes" / "words.txt").write_text(" ".join(f"word{i % 97} of{i % 13}" for i in range(6000)))
         for name in ("examples", "scripts", "Makefile", "pyproject.toml", "constraints.txt"):

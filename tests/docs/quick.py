@@ -41,6 +41,7 @@ NO_GPU = (2, r"there is no device 'cuda' here")
 EXPECTED = {
     r"--device cuda": NO_GPU,
     r"--recipe hipress-vgg19": (2, r"needs about .* of memory, and 8 GB are allowed: use "),
+    r"--resume run$": (2, r"is finished: use --epochs 3 to train longer"),  # nothing has killed it here
     r"^syncline trace analyze": (0, r"verdict"),
     r"^syncline trace diff": (0, r"no significant difference"),
     r"^syncline simulate .*--what": (0, r"as it was .* ms"),
