@@ -61,7 +61,7 @@ def prepared(tmp_path, recorded):
         for name in ("train.py", "my_package/train.py"):
             (folder / name).write_text(TRAIN)
         (folder / "notes").mkdir()
-        (folder / "notes" / "words.txt").write_text(" ".join(f"word{i % 97} of{i % 13}" for i in range(6000)))
+        (folder / "notes" / "words.txt").write_text(" ".join(f"word{i % 97} of{i % 13}" for i in range(60_000)))
         for name in ("examples", "scripts", "Makefile", "pyproject.toml", "constraints.txt"):
             (folder / name).symlink_to(ROOT / name)
         for block in [*blocks(page), *blocks("docs/write-a-compressor.md")]:
