@@ -16,7 +16,7 @@ FEEDBACK = ["int8", "int4", "onebit", "efsignsgd", "tbq(0.5)", "topk(0.1)", "gra
 FEEDBACK += ["bf16(feedback=true)", "qsgd(feedback=true)", "natural(feedback=true)", "terngrad(feedback=true)"]
 FEEDBACK += ["onebit | bf16", "topk(0.1) | int8", "warmup(int8, steps=1)"]
 SCALES = ["onebit", "efsignsgd", "terngrad"]
-SHAPES = [(33, 20), (7,), (1,), (0,), (300,)]
+SHAPES = [(33, 20), (7,), (0,)]
 
 
 def normal(shape, seed):
@@ -32,8 +32,10 @@ def test_fused_feedback_equals_feedback_in_separate_passes(spec):
     fused = codecs.build(spec)
     assert fused.direct
     apart = replace(fused, direct=False)
-    for name in exchange.legal(fused):
-        one, two = (exchange.lockstep(codec, gradients, 3, world_size=3, exchange=name) for codec in (fused, apart))
+    # Every exchange for two of them; the others where a rank encodes once, and where it encodes a sum again.
+    names = exchange.legal(fused)
+    for name in names if spec in ("int8", "onebit | bf16") else {"allgather", "sharded"}.intersection(names):
+        one, two = (exchange.lockstep(codec, gradients, 2, world_size=3, exchange=name) for codec in (fused, apart))
         for a, b in zip(one.outputs[0], two.outputs[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         for mine, other in zip(one.states, two.states, strict=True):
