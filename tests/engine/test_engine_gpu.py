@@ -45,11 +45,10 @@ def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
     )  # fmt: skip
 
 
-def train_loops(rank: int, world: int, folder: str, wanted: list[str], warm_up: int, seconds: float) -> None:
+def train_loops(rank: int, world: int, folder: str, wanted: list[str], captured: bool, seconds: float) -> None:
     join(rank, world, folder)
-    ways.DEVICE[0] = "cuda"
-    capture.WARM_UP = warm_up
-    streams.EARLY_PASSES = min(streams.EARLY_PASSES, warm_up)
+    ways.DEVICE[0], ways.CAPTURE[0] = "cuda", captured
+    capture.WARM_UP = streams.EARLY_PASSES = 1  # loops of the table are short
     problems = run_rows.run_rows(rank, world, wanted, seconds=seconds)
     if rank == 0:
         rows = [
@@ -60,10 +59,10 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str], warm_up: 
     dist.destroy_process_group()
 
 
-def run_loops(wanted: list[str], *, warm_up: int, seconds: float, record_file: str | None) -> None:
-    """Run these cells, as many as fit into the time; launches are captured after `warm_up` passes."""
+def run_loops(wanted: list[str], *, captured: bool, seconds: float, record_file: str | None) -> None:
+    """Run these cells, as many as fit into the time; with `captured` launches from the second pass on."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train_loops, args=(2, folder, wanted, warm_up, seconds), nprocs=2)
+        mp.spawn(train_loops, args=(2, folder, wanted, captured, seconds), nprocs=2)
         done = json.loads(Path(folder, "rows.json").read_text())
     failed = [row for row in done if row["problem"]]
     record = {
@@ -90,9 +89,8 @@ def test_loops_are_ddp_over_nccl() -> None:
     reducer = [f"{row.name}-reducer" for row in rows if "reducer" in row.ways]
     rest = [f"{row.name}-{way}" for row in rows for way in row.ways]
     wanted = list(dict.fromkeys([*core, *late, *reducer, *rest]))
-    run_loops(
-        wanted, warm_up=streams.EARLY_PASSES, seconds=LOOP_SECONDS, record_file=os.environ.get("SYNCLINE_LOOPS_RECORD")
-    )
+    file = os.environ.get("SYNCLINE_LOOPS_RECORD")
+    run_loops(wanted, captured=False, seconds=LOOP_SECONDS, record_file=file)
 
 
 def test_loops_with_captured_launches_over_nccl() -> None:
@@ -100,7 +98,7 @@ def test_loops_with_captured_launches_over_nccl() -> None:
     wanted = [f"{row.name}-powersgd" for row in ROWS.values() if row.cuda and "powersgd" in row.ways]
     wanted.sort(key=lambda cell: not ROWS[cell.removesuffix("-powersgd")].core)
     file = os.environ.get("SYNCLINE_CAPTURED_RECORD")
-    run_loops(wanted, warm_up=1, seconds=LOOP_SECONDS / 4, record_file=file)
+    run_loops(wanted, captured=True, seconds=LOOP_SECONDS / 4, record_file=file)
 
 
 def codecs_over_nccl(rank: int, world: int, folder: str) -> None:

@@ -45,7 +45,7 @@ def attach(
     workers: int = 3,
     tune: bool | str = True,
     plan_cache: bool | str | Path | None = None,
-    capture: bool = True,
+    capture: bool = False,
 ) -> Sync:
     """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
@@ -77,6 +77,7 @@ def attach(
             such folder. None: as SYNCLINE_PLAN_CACHE says (a folder, or `off`), else `~/.cache/syncline/plans`; off
             under pytest.
         capture: On CUDA, replay the work of codecs that declare it as CUDA graphs. `plan.about["capture"]` says where.
+            Not the default until the whole table of loops has passed with it on a GPU (docs/engine.md).
 
     Returns:
         The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.

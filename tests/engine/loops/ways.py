@@ -19,6 +19,8 @@ from syncline.errors import UsageError
 
 DEVICE = ["cpu"]
 """Where models and batches are; `test_engine_gpu.py` sets it in its ranks."""
+CAPTURE = [False]
+"""Whether launches are captured as CUDA graphs; only on a GPU."""
 SLOW = "loops.slow_exchange:slow(ms=1.5)"
 POWERSGD = "powersgd(rank=2)"
 WAYS = ("dense", "fine", "bf16", "powersgd", "reducer")
@@ -41,7 +43,7 @@ class Ours:
     def attach(self, model: nn.Module, optimizers: tuple[Any, ...], unused: bool, **more: Any) -> nn.Module:
         """The model itself."""
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers or None
-        how = {"process_group": self.group, **self.options(model), **more}
+        how = {"process_group": self.group, "capture": CAPTURE[0], **self.options(model), **more}
         self.syncs[id(model)] = syncline.attach(model, optimizer, **how)
         return model
 
