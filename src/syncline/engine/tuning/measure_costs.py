@@ -19,7 +19,7 @@ from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 from syncline.sim import fit
 
-_LARGEST_S = 0.1
+_LARGEST_S = 0.05
 """About the time of a dense exchange of the largest flat gradient that codecs are tried on."""
 _FLAT = 1 << 16, 1 << 18, 1 << 20
 """Values of a small flat gradient, and the least and the most of a large one."""
