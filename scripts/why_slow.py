@@ -1,7 +1,8 @@
 """Records the cases of docs/why-slow.md, and writes their figures and pictures there: `make why-slow`.
 
 A plain DDP loop (examples/ddp_loop.py) runs with a cause of slowness and without it. The page compares the time that
-the analysis calls recoverable and the gain that the replay predicts with the measured gain.
+the analysis calls recoverable and the gain that the replay predicts with the measured gain. The case `python` needs a
+GPU: where there is none, record it elsewhere and give its traces with `--traces FOLDER` (FOLDER/python/slow and quick).
 """
 
 import argparse
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, IMAGES = ROOT / "docs", ROOT / "docs" / "images"
 LOOP = ["examples/ddp_loop.py", "--steps", "40"]
 LOCAL = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+ALONE = ["-m", "torch.distributed.run", "--nproc-per-node", "1"]
 CHROMIUM = "/usr/bin/chromium"
 
 
@@ -57,6 +59,13 @@ CASES = (
         None,
         "torchrun --nproc-per-node 2 examples/ddp_loop.py --slow reading",
     ),
+    Case(
+        "python",
+        (*ALONE, *LOOP, "--device", "cuda", "--slow", "python"),
+        (*ALONE, *LOOP, "--device", "cuda"),
+        None,
+        "torchrun examples/ddp_loop.py --device cuda --slow python",
+    ),
 )
 
 
@@ -69,13 +78,13 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-def record(case: Case, folder: Path) -> dict[str, Any]:
-    """Run both; return the verdict on the first and the measured gain."""
+def record(case: Case, folder: Path, recorded: Path | None) -> dict[str, Any]:
+    """Run both, unless they were recorded elsewhere; return the verdict on the first and the measured gain."""
     traces = {}
     for way, command in (("slow", case.slow), ("quick", case.quick)):
-        where = folder / case.name / way
-        python(*command, "--trace", str(where))
-        traces[way] = where
+        traces[way] = (recorded or folder) / case.name / way
+        if recorded is None:
+            python(*command, "--trace", str(traces[way]))
     analyses = {way: json.loads(python("-m", "syncline", "trace", "analyze", str(path), "--json"))
             for way, path in traces.items()}  # fmt: skip
     slow, quick = (analyses[way]["step_ms"]["median"] for way in ("slow", "quick"))
@@ -131,8 +140,9 @@ def block(case: Case, row: dict[str, Any]) -> str:
 def main() -> None:
     """Record all cases, or the named ones, and put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=[case.name for case in CASES])
+    parser.add_argument("cases", nargs="*", default=["network", "rank", "reading"])
     parser.add_argument("--folder", type=Path, default=Path("runs/why-slow"))
+    parser.add_argument("--traces", type=Path, help="a folder of traces that were recorded elsewhere")
     given = parser.parse_args()
     folder = (ROOT / given.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,14 +154,14 @@ def main() -> None:
         for case in CASES:
             if case.name not in given.cases:
                 continue
-            rows[case.name] = row = record(case, folder)
+            rows[case.name] = row = record(case, folder, given.traces)
             picture(page, folder / f"{case.name}.html", IMAGES / f"why-slow-{case.name}.png")
             print(f"{case.name}: {row['verdict']['kind']}, {row['verdict']['recoverable_ms']:.1f} ms recoverable,"
                   f" {row['gained_ms']:.1f} ms gained")  # fmt: skip
         browser.close()
     figures.write_text(json.dumps(rows, indent=1) + "\n")
     text = page_file.read_text()
-    for case in CASES:
+    for case in (one for one in CASES if one.name in rows):
         marks = rf"(<!-- {case.name} -->\n).*?(<!-- /{case.name} -->)"
         text = re.sub(marks, lambda m, c=case: f"{m[1]}{block(c, rows[c.name])}\n{m[2]}", text, flags=re.DOTALL)
     page_file.write_text(text)

@@ -1,4 +1,4 @@
-"""Each cause on a trace made by hand, and no cause where there is none. Real ranks: `test_injected_causes`."""
+"""Each cause on a trace made by hand, and no cause where there is none. Real ranks: `bench/test_bench_causes.py`."""
 
 import pytest
 from analysis_spans import span, steps

@@ -56,7 +56,7 @@ def ranks_started(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-")))
         records = run_ranks(
             rank,
-            _places(options, stack),
+            places(options, stack),
             (options, str(folder / "rendezvous"), str(folder)),
             logs=folder,
             on_message=lambda rank, text: progress(text) if rank == 0 else None,
@@ -64,7 +64,7 @@ def ranks_started(
         yield records, folder, busy
 
 
-def _places(options: Options, stack: ExitStack) -> list[Place]:
+def places(options: Options, stack: ExitStack) -> list[Place]:
     """The ranks on this machine, connected by its loopback interface or each on an emulated node (CPU)."""
     if options.bandwidth:
         nodes = stack.enter_context(Cluster(options.ranks, bandwidth=options.bandwidth)).nodes

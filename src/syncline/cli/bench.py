@@ -29,7 +29,7 @@ app = new_app()
 
 @app.callback()
 def _bench() -> None:
-    """Measure codecs, what they do to training, the cost of attaching and recording, and overlap against DDP."""
+    """Measure codecs, their effect on training, the cost of attach and recording, overlap, and the diagnosis."""
 
 
 @app.command()
@@ -138,6 +138,25 @@ def recorder(
     options = bench.options(device, model=model, steps=steps, threads=threads, seed=seed)
     result = bench.measure(options, progress=partial(say, console=console))
     _finish("recorder", result, console_table(result), console, out=out, as_json=as_json)
+
+
+@app.command()
+def causes(
+    runs: Annotated[int, typer.Option(help="Cases to draw from the seed.")] = 24,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: its causes are those that only a GPU shows.")] = "cpu",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Inject causes of slowness into training loops: does the analysis name each, and what it costs?"""
+    if device == "cpu":
+        session.enter_user_namespace()
+    _prepare(device, None, runs, seed)
+    from syncline.bench.causes import run as bench
+
+    console = Console(stderr=as_json)
+    result = bench.run(runs, seed=seed, device=device, progress=lambda text: say(text, console))
+    _finish("causes", result, bench.console_table(result), console, out=out, as_json=as_json)
 
 
 @app.command()

@@ -1,0 +1,89 @@
+"""What a rank does in `bench causes`: train with the cause and without it in the same process, and record both."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.bench.causes.cases import Case
+from syncline.bench.causes.loops import Injection, Loop, batches, build_loop
+from syncline.bench.training import TUNED_STEPS, Options, joined, synchronise
+from syncline.cluster.ranks import Place, Report
+from syncline.trace.record.session import recording
+
+_WARM_UP = {"attach": TUNED_STEPS + 6}
+_MORE_WARM_UP = 4
+_PROFILER_WARM_UP = 2
+
+
+def run_rank(place: Place, payload: tuple[Case, str, str], report: Report) -> dict[str, Any]:
+    """Record `without` and `with`, each into a folder of this name; returns how often the cause acted in both."""
+    case, store, folder = payload
+    options = Options(device=case.device, ways=(), ranks=case.ranks, timeout_s=60.0)
+    with joined(options, place, store) as device:
+        injection = Injection(case, place.rank)
+        plain = build_loop(case, injection, device, split=False)
+        # Where the cause is in the loop's set-up, there are two loops.
+        slow = build_loop(case, injection, device, split=True) if case.cause == "small buckets" else plain
+        source = batches(injection, device)
+        for loop in {id(plain): plain, id(slow): slow}.values():
+            for _ in range(_WARM_UP.get(case.loop, 0) + _MORE_WARM_UP):
+                loop.step(next(source))
+        fired = {}
+        # Neither is always first: a machine may get busier while a case runs.
+        for way in ("with", "without") if case.seed % 2 else ("without", "with"):
+            _switch(case, injection, way, place, Path(folder), report)
+            before = injection.fired
+            _record(case, slow if way == "with" else plain, source, device, Path(folder) / way)
+            fired[way] = injection.fired - before
+    return fired
+
+
+def _switch(case: Case, injection: Injection, way: str, place: Place, folder: Path, report: Report) -> None:
+    """Turn the cause on or off on this rank; the caller of the ranks changes the links and says when that is done."""
+    injection.on = way == "with"
+    if case.cause == "oversubscription":
+        cores = sorted(_all_cores())
+        os.sched_setaffinity(0, {cores[case.core % len(cores)]} if injection.on else set(cores))
+    if case.bandwidth:
+        if place.rank == 0:
+            report(way)
+        while not (folder / f"{way}.done").exists():
+            time.sleep(0.01)
+    dist.barrier()
+
+
+def _all_cores() -> set[int]:
+    """The cores of the machine that the parent of this process may use."""
+    return os.sched_getaffinity(os.getppid())
+
+
+def _record(case: Case, loop: Loop, source: Any, device: torch.device, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    if device.type == "cuda":
+        _profile(case, lambda: loop.step(next(source)), folder / f"rank{dist.get_rank()}.json.gz")
+        return
+    told = (loop.models, loop.optimizers) if case.told else (None, None)
+    with recording(*told, path=folder / "trace.json.gz", every=1) as running:
+        loader = running.data(source)
+        for _, batch in zip(range(case.steps), loader, strict=False):
+            loop.step(batch)
+
+
+def _profile(case: Case, step: Callable[[], None], path: Path) -> None:
+    """Record with torch's profiler: only it sees kernels and the host's calls."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    synchronise(torch.device("cuda"))
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+        schedule=schedule(wait=0, warmup=_PROFILER_WARM_UP, active=case.steps),
+        on_trace_ready=lambda made: made.export_chrome_trace(str(path)),
+    ) as profiler:
+        for _ in range(_PROFILER_WARM_UP + case.steps):
+            step()
+            profiler.step()
