@@ -33,8 +33,8 @@ class Case:
     """Bytes of the parameters, about."""
     tensors: int = 0
     """Additional small parameters, each a message of its own while the cause is on."""
-    core: int = 0
-    """The core that all ranks share while the cause is on."""
+    workers: int = 0
+    """Processes that need a core each while the cause is on, such as a loader's workers."""
     told: bool = True
     """Whether the recorder is given the models and optimizers; otherwise it finds them."""
     steps: int = 14
@@ -93,12 +93,13 @@ def _slow_loader(random: Random, loop: str) -> dict[str, Any]:
 
 @_cause("oversubscription", "oversubscribed")
 def _oversubscription(random: Random, loop: str) -> dict[str, Any]:
-    return {"ranks": random.choice((3, 4)), "core": random.randrange(64), "ms": random.uniform(30, 60)}
+    return {"workers": random.randrange(8, 15), "ms": random.uniform(20, 40)}
 
 
 @_cause("small buckets", "latency-bound")
 def _small_buckets(random: Random, loop: str) -> dict[str, Any]:
-    return {"tensors": random.randrange(300, 600)}
+    # FSDP gathers a parameter twice, and once more scatters its gradient.
+    return {"nodes": 2, "tensors": random.randrange(200, 400) // (4 if loop == "fsdp" else 1)}
 
 
 @_cause("host-bound", "host-bound", device="cuda")

@@ -203,7 +203,8 @@ def _attached(case: Case, injection: Injection, device: torch.device, split: boo
     model = _network(case, injection, device)
     loop = _plain(model, injection)
     names = [name for name, _ in model.named_parameters()]
-    plan = Plan(tuple(Unit(name, (name,)) for name in names), tuple((name, 0) for name in reversed(names)))
+    units = tuple(Unit(name, (name,)) for name in names)
+    plan = Plan(units, tuple((name, 0) for name in reversed(names)), executor="reducer")
     attach(model, loop.optimizers, plan=plan if split else None)
     return loop
 

@@ -1,8 +1,10 @@
 """What a rank does in `bench causes`: train with the cause and without it in the same process, and record both."""
 
-import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from syncline.trace.record.session import recording
 _WARM_UP = {"attach": TUNED_STEPS + 6}
 _MORE_WARM_UP = 4
 _PROFILER_WARM_UP = 2
+_WORKER = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(20000))"
 
 
 def run_rank(place: Place, payload: tuple[Case, str, str], report: Report) -> dict[str, Any]:
@@ -38,7 +41,8 @@ def run_rank(place: Place, payload: tuple[Case, str, str], report: Report) -> di
         for way in ("with", "without") if case.seed % 2 else ("without", "with"):
             _switch(case, injection, way, place, Path(folder), report)
             before = injection.fired
-            _record(case, slow if way == "with" else plain, source, device, Path(folder) / way)
+            with _busy_workers(case.workers if injection.on and place.rank == 0 else 0):
+                _record(case, slow if injection.on else plain, source, device, Path(folder) / way)
             fired[way] = injection.fired - before
     return fired
 
@@ -46,9 +50,6 @@ def run_rank(place: Place, payload: tuple[Case, str, str], report: Report) -> di
 def _switch(case: Case, injection: Injection, way: str, place: Place, folder: Path, report: Report) -> None:
     """Turn the cause on or off on this rank; the caller of the ranks changes the links and says when that is done."""
     injection.on = way == "with"
-    if case.cause == "oversubscription":
-        cores = sorted(_all_cores())
-        os.sched_setaffinity(0, {cores[case.core % len(cores)]} if injection.on else set(cores))
     if case.bandwidth:
         if place.rank == 0:
             report(way)
@@ -57,9 +58,15 @@ def _switch(case: Case, injection: Injection, way: str, place: Place, folder: Pa
     dist.barrier()
 
 
-def _all_cores() -> set[int]:
-    """The cores of the machine that the parent of this process may use."""
-    return os.sched_getaffinity(os.getppid())
+@contextmanager
+def _busy_workers(count: int) -> Iterator[None]:
+    """Processes that need a core each; they end with this block, or with this process."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            worker = subprocess.Popen([sys.executable, "-S", "-c", _WORKER])  # noqa: S603 - our own code
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+        yield
 
 
 def _record(case: Case, loop: Loop, source: Any, device: torch.device, folder: Path) -> None:

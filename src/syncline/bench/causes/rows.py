@@ -80,7 +80,7 @@ def by_loop(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         mine = [one for one in rows if one["cause"] == name]
         of = [[one for one in mine if one["loop"] == loop] for loop in LOOPS]
         if mine:
-            cells.append([name, *(f"{sum(one['right'] for one in some)} of {len(some)}" for some in of)])
+            cells.append([name, *(_shares(some)[0] if some else "" for some in of)])
     return ["right, by loop", *LOOPS], cells
 
 
