@@ -179,7 +179,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def _in_ddp(model: nn.Module, split: bool) -> nn.Module:
     # A bucket is closed by the first gradient that reaches its size.
-    return DistributedDataParallel(model, **({"bucket_cap_mb": 1e-6} if split else {}))
+    return DistributedDataParallel(model, bucket_cap_mb=1e-6 if split else None)
 
 
 def _plain(model: nn.Module, injection: Injection) -> Loop:

@@ -81,7 +81,8 @@ def record(case: Case, folder: Path) -> None:
 def judge(folder: Path) -> dict[str, Any]:
     """The row of a recorded case."""
     values = json.loads((folder / "case.json").read_text())
-    case = Case(**{field.name: values[field.name] for field in fields(Case)} | {"late": tuple(values["late"])})
+    known = {field.name: values[field.name] for field in fields(Case) if field.name in values}
+    case = Case(**known | {"late": tuple(values["late"])})
     return row(case, analyze(folder / "with"), analyze(folder / "without"))
 
 
@@ -172,7 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = partial(print, file=sys.stderr, flush=True)
     try:
         busy = busy_share(1.0)
-        rows = [judge(folder.parent) for kept in given.judge for folder in sorted(kept.glob("*/case.json"))]
+        rows = []
+        for file in (file for kept in given.judge for file in sorted(kept.glob("*/case.json"))):
+            rows.append(judge(file.parent))
+            progress(_line(rows[-1]))
         drawn = cases(given.runs, seed=given.seed, device=given.device)
         drawn = [c for c in drawn if c.cause in (given.cause or CAUSES) and c.loop in (given.loop or LOOPS)]
         rows += measure(_possible(drawn), keep=given.keep, progress=progress) if drawn else []
