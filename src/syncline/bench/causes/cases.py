@@ -104,7 +104,7 @@ def _small_buckets(random: Random, loop: str) -> dict[str, Any]:
 
 @_cause("host-bound", "host-bound", device="cuda")
 def _host_bound(random: Random, loop: str) -> dict[str, Any]:
-    return {"ranks": 1, "where": random.choice(("python", "launches")), "ms": random.uniform(8, 14), "steps": 6}
+    return {"ranks": 1, "where": random.choice(("python", "launches")), "ms": random.uniform(8, 14), "steps": 5}
 
 
 @_cause("sync points", "sync-bound", device="cuda")

@@ -126,15 +126,15 @@ def _places(case: Case, cluster: Cluster | None, stack: ExitStack) -> list[Place
     """Ranks on the emulated nodes, as many on each; without nodes, all on this machine."""
     if cluster is None:
         return places(Options(device=case.device, ways=(), ranks=case.ranks), stack)
-    places = []
+    found = []
     for rank in range(case.ranks):
         node = cluster.nodes[rank * case.nodes // case.ranks]
         # As torchrun and `syncline cluster` name the node of a process.
         numbers = dict.fromkeys(("GROUP_RANK", "NODE_RANK", "SYNCLINE_NODE"), str(node.index))
         variables = {"GLOO_SOCKET_IFNAME": node.interface, **numbers}
         local = rank % max(1, case.ranks // case.nodes)
-        places.append(Place(rank, case.ranks, local, node=node.index, netns=node.netns, environment=variables))
-    return places
+        found.append(Place(rank, case.ranks, local, node=node.index, netns=node.netns, environment=variables))
+    return found
 
 
 def _line(one: dict[str, Any]) -> str:
