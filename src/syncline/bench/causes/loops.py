@@ -64,7 +64,8 @@ class Injection:
             _busy(case.ms)
         elif case.where == "launches":
             tiny = x.detach().view(-1)[:32]
-            for _ in range(round(case.ms / _TINY_KERNEL_MS)):
+            for _ in range(round(case.ms / 2 / _TINY_KERNEL_MS)):
+                _busy(_TINY_KERNEL_MS)
                 tiny = tiny + 1.0
         elif case.where == "item":
             x.detach().view(-1)[0].item()
@@ -207,7 +208,7 @@ def _attached(case: Case, injection: Injection, device: torch.device, split: boo
     names = [name for name, _ in model.named_parameters()]
     units = tuple(Unit(name, (name,)) for name in names)
     plan = Plan(units, tuple((name, 0) for name in reversed(names)), executor="reducer")
-    attach(model, loop.optimizers, plan=plan if split else None)
+    attach(model, loop.optimizers, plan=plan if split else None, plan_cache=False)
     return loop
 
 

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from syncline.bench.causes.cases import Case
 from syncline.bench.causes.loops import Injection, Loop, batches, build_loop
-from syncline.bench.training import TUNED_STEPS, Options, joined, synchronise
+from syncline.bench.training import Options, joined, synchronise
 from syncline.cluster.ranks import Place, Report
+from syncline.engine.tuning.tuner import TUNED
 from syncline.trace.record.session import recording
 
-_WARM_UP = {"attach": TUNED_STEPS + 6}
-_MORE_WARM_UP = 4
+_WARM_UP = {"attach": TUNED}
+_MORE_WARM_UP = 12  # DDP's own log synchronises the device in its first ten passes
 _PROFILER_WARM_UP = 2
 _WORKER = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(20000))"
 
