@@ -123,7 +123,7 @@ def picture(page: Page, source: Path, target: Path) -> None:
 
 def block(case: Case, row: dict[str, Any]) -> str:
     """The text of a case in the page."""
-    text = row["text"].split("\nunits by")[0].rstrip()
+    text = re.split(r"\n(?:units by|kernels by)", row["text"])[0].rstrip()
     text = "\n".join(line.rstrip() for line in text.splitlines()[1:])
     verdict, step = row["verdict"], row["step_ms"]
     lines = ["```console", f"$ {case.shown}", "$ syncline trace analyze syncline-trace", text, "```", ""]

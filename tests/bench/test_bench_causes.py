@@ -17,11 +17,11 @@ RESULT = ROOT / "benchmarks" / "results" / "causes.json"
 # One loop for each cause, so that every loop is there.
 QUICK = {
     "straggler": "ddp",
-    "slow node": "gan",
-    "slow link": "fsdp",
+    "slow node": "fsdp",
+    "slow link": "gan",
     "slow loader": "attach",
-    "oversubscription": "ddp",
-    "small buckets": "attach",
+    "oversubscription": "attach",
+    "small buckets": "ddp",
 }
 
 

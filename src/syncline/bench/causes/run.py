@@ -2,7 +2,7 @@
 
 Each case starts ranks that train one loop with the cause and without it, and record both. The verdict on the first
 recording is right if it has the cause's kind and names the late ranks; its recoverable time is compared with the
-difference between both recordings' median steps. Nothing is repeated.
+difference between both recordings' usual steps. Nothing is repeated.
 """
 
 import argparse
