@@ -1,4 +1,4 @@
-"""What a rank does in `bench causes`: train with the cause and without it in the same process, and record both."""
+"""Ranks of `bench causes`: train with the cause and without it in the same process, and record both."""
 
 import subprocess
 import sys
