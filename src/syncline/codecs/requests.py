@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from syncline.codecs.coder import DENSE, Coder, Payload, cast, saturated, scaled
+from syncline.codecs.coder import DENSE, Coder, Payload, cast, kernel_pays, saturated, scaled
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ def adding(merge: Merge, world: int) -> tuple[Tensor, Tensor | None]:
     whole = merge.whole()
     plain = whole.dtype == torch.float32 and not merge.tracks_loss
     half = next((dtype for dtype in (torch.bfloat16, torch.float16) if merge.coder.writes(dtype)), None)
-    if plain and half is not None and whole.device.type == "cuda":
+    # Clipping to float16's range is a kernel of ours in any case.
+    if plain and half is not None and (kernel_pays(whole) or (whole.device.type == "cuda" and half == torch.float16)):
         return scaled(whole, share, half), None
     x = saturated(whole) if half == torch.float16 else whole
     if plain and share != 1 and half == torch.bfloat16:
