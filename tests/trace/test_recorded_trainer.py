@@ -21,6 +21,7 @@ def test_a_recording_of_the_trainer():
     assert_rank_1_is_late(analyze(FIXTURES / "trainer.json.gz"))
 
 
+@pytest.mark.full  # transformers is not among the packages of `make test`
 @pytest.mark.alone
 def test_the_trainer(tmp_path):
     pytest.importorskip("transformers")

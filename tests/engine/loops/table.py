@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from loops.models import mlp
-from loops.ways import WAYS, Run
+from loops.ways import START, WAYS, Run
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ def row(
     def add(function: Callable[[Run], None]) -> Callable[[Run], None]:
         known, subject = name or function.__name__, function.__module__.rpartition(".")[2]
         assert known not in ROWS, f"two rows have the name {known}"
+        all_ways = (*ways, START) if {"dense", "reducer"} <= {*ways} else ways
+        rounded = (*rounds, START) if {"dense", "reducer"} & {*rounds} else rounds
         ROWS[known] = Row(
-            known, subject, function, optimizer, core, ddp, rounds, tolerance, steps, ways, tuned, cuda, together
+            known, subject, function, optimizer, core, ddp, rounded, tolerance, steps, all_ways, tuned, cuda, together
         )
         return function
 

@@ -1,4 +1,4 @@
-"""`attach` trains as DDP does: every loop of the table in five ways (see `ways.py`), compared with a reference.
+"""`attach` trains as DDP does: every loop of the table in five or six ways (see `ways.py`), compared with a reference.
 
 All rows with 2 ranks, those outside of the core in two ways each (all ways with `--full`); the core also with 1, 4 and
 (marker `full`) 3. With 1 and 2 ranks bit for bit (a sum of two has
@@ -16,6 +16,7 @@ import torch
 
 from loops.run_rows import SUBJECTS, run_rows
 from loops.table import ROWS, Row
+from loops.ways import START
 from ranks import run_ranks
 from syncline import exchange
 from syncline.codecs import Mean
@@ -39,7 +40,7 @@ def cells(world: int) -> list[Any]:
 
 def _is_usual(number: int, row: Row, way: str) -> bool:
     """Whether this cell runs without `--full`: the core, the late exchange, and one other way, row by row the next."""
-    others = [other for other in row.ways if other != "fine"]
+    others = [other for other in row.ways if other not in ("fine", START)]
     return row.core or way == "fine" or way == others[number % len(others)]
 
 

@@ -1,8 +1,9 @@
-"""The five ways in which `syncline.attach` runs a loop, and the record of a run."""
+"""The ways in which `syncline.attach` runs a loop, and the record of a run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ WAYS = ("dense", "fine", "bf16", "powersgd", "reducer")
 """dense: `attach` as it is. fine: a unit for each module, large ones cut, over an exchange that answers late.
 
 reducer: several buckets, averaged by torch's reducer."""
-CODECS = {"dense": "none", "fine": "none", "bf16": "bf16", "powersgd": POWERSGD, "reducer": "none"}
+START = "start"
+"""A sixth way, of all rows that have dense and reducer: `attach` with tuning, which begins with torch's reducer."""
+CODECS = {"dense": "none", "fine": "none", "bf16": "bf16", "powersgd": POWERSGD, "reducer": "none", START: "none"}
 
 
 class Ours:
@@ -42,6 +45,7 @@ class Ours:
 
     def attach(self, model: nn.Module, optimizers: tuple[Any, ...], unused: bool, **more: Any) -> nn.Module:
         """The model itself."""
+        import_module("syncline.engine.attach").START = "reducer" if self.way == START else "overlap"
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers or None
         how = {"process_group": self.group, "capture": CAPTURE[0], **self.options(model), **more}
         self.syncs[id(model)] = syncline.attach(model, optimizer, **how)
@@ -53,6 +57,8 @@ class Ours:
             return {"plan": fine_plan(model)}
         if self.way == "reducer":
             return {"plan": plan.bucket_plan(shapes_of(model), bucket_bytes=3 << 10)}
+        if self.way == START:
+            return {"tune": True}
         return {"compress": None if self.way == "dense" else CODECS[self.way], "tune": self.tune}
 
     def again(self, model: nn.Module) -> nn.Module:
