@@ -166,7 +166,8 @@ def test_a_message_holds_the_whole_step():
 def test_looking_costs_less_than_its_share(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(step_log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    recorder = SimpleNamespace(spans=lambda first: clock.__setitem__(0, clock[0] + 0.0005) or [])
+    spans = lambda first: clock.__setitem__(0, clock[0] + 0.0005) or []  # noqa: E731
+    recorder = SimpleNamespace(spans=spans, device=SimpleNamespace(type="cpu"))
     watch, spent, looks = LivePhases(), 0.0, 0
     for step in range(2000):
         clock[0] += 0.02

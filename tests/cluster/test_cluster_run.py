@@ -73,9 +73,10 @@ def test_rendezvous_differs_only_in_the_place() -> None:
     assert {name for name in one if one[name] != two[name]} == {"RANK", "GROUP_RANK", "NODE_RANK", "SYNCLINE_NODE"}
 
 
-def test_the_first_failure_is_named_and_ends_all_others(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_is_named_and_ends_all_others(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     start = time.monotonic()
-    script = f'if [ "$RANK" = 1 ]; then sleep 0.3; exit 7; fi; {_STUBBORN}'
+    others = f"until [ -e {tmp_path}/0 ] && [ -e {tmp_path}/2 ]; do sleep 0.05; done; sleep 0.3; exit 7"
+    script = f'if [ "$RANK" = 1 ]; then {others}; fi; touch {tmp_path}/$RANK; {_STUBBORN}'
     with Cluster(3) as cluster:
         assert run_on_nodes(cluster, ["sh", "-c", script]) == 7
     output = capfd.readouterr()

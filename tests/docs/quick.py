@@ -32,6 +32,8 @@ SHORTER = [
 NOT_RUN = {
     r"^pip install": "tests/docs/test_install.py runs it in a clean environment",
     r"--never-slower": "takes 18 minutes; tests/bench/test_bench_overhead.py runs a short form of it",
+    r"bench causes": "takes 15 minutes; tests/bench/test_bench_causes.py runs a short form of it",
+    r"bench\.causes": "the same command as a module",
     r"--serve": "serves until Ctrl-C; tests/cli/test_trace_view.py does that",
     r"^torchrun --nnodes 4": "needs four machines; its options are checked",
 }

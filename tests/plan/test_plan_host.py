@@ -79,7 +79,7 @@ def test_units_that_were_joined_come_back_when_the_host_keeps_up() -> None:
     first = default_plan(shapes)
     said: list[str] = []
     engine = SimpleNamespace(plan=first, shapes=shapes, step=7, say=said.append, fell_back=False)
-    chooser = PlanChooser(engine, None)
+    chooser = PlanChooser(engine, None, first)
     plain = costs(shapes, 0.04, bytes_per_s=2e9)
     slow = replace(plain, host=Host(passes=0.04, launch=6e-4, update=2e-4))
     joined = chooser.search(slow, shapes)

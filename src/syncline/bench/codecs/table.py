@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncline.report.bench_pages import Table, codecs_page
-from syncline.report.figures import Columns, size, tabulate, text_table
+from syncline.report.figures import NONE, Columns, size, tabulate, text_table
 
 COLUMNS: Columns = (
     ("codec", lambda row: row["codec"]),
@@ -14,9 +14,10 @@ COLUMNS: Columns = (
     ("encode/copy", lambda row: f"{row['encode_of_copy']:.1%}"),
     ("decode/copy", lambda row: f"{row['decode_of_copy']:.1%}"),
     ("step ms", lambda row: f"{row['step_ms']['median']:.3f}"),
-    ("issue ms", lambda row: f"{row['issue_ms']['median']:.3f}"),
+    # Results of earlier versions have no time to issue, and count bytes of a copy only.
+    ("issue ms", lambda row: f"{row['issue_ms']['median']:.3f}" if "issue_ms" in row else NONE),
     ("step/copy", lambda row: f"{row['step_of_copy']:.1%}"),
-    ("copy speed", lambda row: f"{row['step_of_copy_speed']:.1%}"),
+    ("copy speed", lambda row: f"{row['step_of_copy_speed']:.1%}" if "step_of_copy_speed" in row else NONE),
     ("wire ratio", lambda row: f"{row['wire_ratio']:.1f}"),
     ("error 1", lambda row: f"{row['error']['1']:.3f}"),
     ("error 100", lambda row: f"{row['error']['100']:.3f}"),
