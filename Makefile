@@ -50,7 +50,7 @@ test-all:
 
 # Faults at random moments that SEED decides, and a soak of SOAK seconds; the table of what happened is committed.
 SEED ?= 0
-SOAK ?= 30
+SOAK ?= 60
 chaos: setup
 	$(BIN)/python -m pytest tests/chaos --chaos --timeout 600 --seed $(SEED) --soak $(SOAK) --record benchmarks/results/chaos.json
 

@@ -55,7 +55,17 @@ def test_a_run_is_exported_in_both_styles(tmp_path, invoke):
     model = ("--model", "mlp(hidden=8)", "--batch", "8", "--steps", "3", "--set", "train.test_samples=0")
     # In a folder of its own: what is left of a command is found by where it runs.
     (tmp_path / "job").mkdir()
-    done = call("train", "--strategy", "syncline(powersgd(rank=2))", *model, "--nproc", "2", "--out", "run", cwd=tmp_path / "job")
+    done = call(
+        "train",
+        "--strategy",
+        "syncline(powersgd(rank=2))",
+        *model,
+        "--nproc",
+        "2",
+        "--out",
+        "run",
+        cwd=tmp_path / "job",
+    )
     assert done.code == 0, done.err
     told = json.loads(invoke("export", "job/run", "--json").out)
     folder = tmp_path / "job" / "run" / "runs" / "syncline-powersgd-rank-2"
