@@ -11,6 +11,7 @@ CHAINS = [
     "randomk(0.2) | fp16",
     "randomk(0.2) | int8",
     "dgc(0.1) | bf16",
+    "dgc(0.1, optimizer_momentum=0.9)",
     "powersgd(rank=2) | bf16",
     "powersgd(rank=2) | int8",
     "acpsgd(rank=2) | bf16",

@@ -261,6 +261,14 @@ def _many_residuals(device: torch.device) -> None:
     codes, scale = ops.terngrad(x, clip=2.5, seed=4, lengths=lengths)
     torch.testing.assert_close(scale, pieces.terngrad(x, 2.5, 4, tuple(lengths))[1], rtol=1e-5, atol=0)
     _same(codes, pieces.ternary_encode(x, scale, 4, tuple(lengths)), "terngrad of many tensors")
+    codes, scale, rest = ops.ternary_relative(x, error, tau=1.5, lengths=lengths)
+    magnitudes = torch.stack(
+        [piece.abs().mean() if len(piece) else x.new_zeros(()) for piece in (x + error).split(lengths)]
+    )
+    torch.testing.assert_close(scale, 1.5 * magnitudes, rtol=1e-5, atol=0)
+    want = pieces.ternary_residual(x, error, scale, None, tuple(lengths))
+    _same(codes, want[0], "tbq of many tensors")
+    _same(rest, want[1], "tbq's residual of many tensors")
 
 
 def _factors(device: torch.device) -> None:

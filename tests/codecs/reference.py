@@ -52,8 +52,9 @@ def efsign(x: Array) -> Array:
 
 
 def tbq(x: Array, *, tau: float) -> Array:
-    """Strom 2015: +tau above tau, -tau below -tau."""
-    return (tau * ((x > tau).astype(np.float32) - (x < -tau))).astype(np.float32)
+    """Strom 2015: +t above t, -t below -t; here t is tau times the mean magnitude."""
+    t = np.float32(tau * np.abs(x).mean(dtype=np.float64))
+    return (t * ((x > t).astype(np.float32) - (x < -t))).astype(np.float32)
 
 
 def largest(x: Array, *, k: int) -> Array:

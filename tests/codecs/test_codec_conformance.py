@@ -18,7 +18,11 @@ def test_law(law: str, spec: str) -> None:
     LAWS[law](spec)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in FEEDBACK if codecs.build(spec).feedback == "own"])
+# What dgc takes back for the optimizer is in its output, and is tested with an optimizer.
+OWN = [spec for spec in FEEDBACK if codecs.build(spec).feedback == "own" and "optimizer_momentum" not in spec]
+
+
+@pytest.mark.parametrize("spec", OWN)
 def test_nothing_is_lost_where_a_codec_adds_its_own_momentum(spec: str) -> None:
     states = None
     for step in range(4):
@@ -32,12 +36,12 @@ def test_nothing_is_lost_where_a_codec_adds_its_own_momentum(spec: str) -> None:
             torch.testing.assert_close(left, output + states[0][f"p{i}.error"], rtol=1e-5, atol=1e-5)
 
 
-# tbq sends steps of a fixed size, and dgc's momentum is in the sum.
-@pytest.mark.parametrize("spec", [spec for spec in FEEDBACK if "dgc" not in spec and "tbq" not in spec])
+# dgc's momentum is in the sum.
+@pytest.mark.parametrize("spec", [spec for spec in FEEDBACK if "dgc" not in spec])
 def test_feedback_delivers_everything_in_the_end(spec: str) -> None:
     grad = [normal((33, 20), 5), normal((33, 20), 6)]
     total = torch.zeros(33, 20)
-    states, steps = None, 400 if spec == "randomk" else 150
+    states, steps = None, 150
     for step in range(steps):
         result = lockstep(spec, [[g] for g in grad], states=states, first_step=step)
         states, total = result.states, total + result.outputs[0][0]

@@ -15,7 +15,7 @@ from syncline.codecs.state import State
 FEEDBACK = ["int8", "int4", "onebit", "efsignsgd", "tbq(0.5)", "topk(0.1)", "graddrop(0.1)", "threshold(0.5)"]
 FEEDBACK += ["bf16(feedback=true)", "qsgd(feedback=true)", "natural(feedback=true)", "terngrad(feedback=true)"]
 FEEDBACK += ["onebit | bf16", "topk(0.1) | int8", "warmup(int8, steps=1)"]
-SCALES = ["onebit", "efsignsgd", "terngrad"]
+SCALES = ["onebit", "efsignsgd", "terngrad", "tbq"]
 SHAPES = [(33, 20), (7,), (0,)]
 
 

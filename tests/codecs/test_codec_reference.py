@@ -22,7 +22,10 @@ def grads(shape: tuple[int, ...] = (COUNT,), steps: int = STEPS) -> list[list[np
 
 
 def ours(spec: str, data: list[list[np.ndarray]], **more: Any) -> codecs.Lockstep:
-    return lockstep(spec, lambda s, r: [torch.from_numpy(data[s][r])], steps=len(data), world_size=len(data[0]), **more)
+    first = more.get("first_step", 0)
+    return lockstep(
+        spec, lambda s, r: [torch.from_numpy(data[s - first][r])], steps=len(data), world_size=len(data[0]), **more
+    )
 
 
 DETERMINISTIC = {
@@ -79,11 +82,27 @@ def test_dgc_with_momentum_and_masking() -> None:
         np.testing.assert_allclose(got.states[rank]["p0.momentum"].numpy(), momenta[rank], rtol=1e-4, atol=1e-4)
 
 
+def test_dgc_takes_back_the_momentum_of_the_optimizer() -> None:
+    """With SGD of momentum 0.9 the parameters are those of plain SGD, whatever the learning rate does."""
+    data, found = grads(steps=8), []
+    for spec, momentum in (("dgc(0.05)", 0.0), ("dgc(0.05, optimizer_momentum=0.9)", 0.9)):
+        parameter, states = torch.zeros(COUNT), None
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=momentum)
+        for step, both in enumerate(data):
+            got = lockstep(spec, [[torch.from_numpy(g)] for g in both], states=states, first_step=step)
+            states, parameter.grad = got.states, got.outputs[0][0]
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            optimizer.step()
+        found.append(parameter)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert found[0].abs().max() > 0.1
+
+
 def test_randomk_sends_one_value_of_each_stretch_at_the_same_places() -> None:
     data, k = grads(), math.ceil(0.05 * COUNT)
     errors = [np.zeros(COUNT, np.float32)] * WORLD
     for steps in range(1, STEPS + 1):
-        got = ours("randomk(0.05)", data[:steps])
+        got = ours("randomk(0.05, feedback=true)", data[:steps])
         output = got.outputs[0][0].numpy()
         places = np.flatnonzero(output)
         edges = np.arange(k + 1) * COUNT // k
@@ -93,6 +112,17 @@ def test_randomk_sends_one_value_of_each_stretch_at_the_same_places() -> None:
         errors = [np.where(output != 0, 0, c) for c in corrected]
         for rank in range(WORLD):
             np.testing.assert_allclose(got.states[rank]["p0.error"].numpy(), errors[rank], atol=1e-5)
+
+
+def test_randomk_without_a_residual_is_unbiased() -> None:
+    x = np.random.default_rng(5).standard_normal(50).astype(np.float32)
+    trials = 300
+    outputs = [ours("randomk(0.3)", [[x]], first_step=t) for t in range(trials)]
+    assert all(not got.states[0] for got in outputs)
+    samples = np.stack([got.outputs[0][0].numpy() for got in outputs])
+    assert ((samples != 0).sum(axis=1) == 15).all()
+    # Intervals have three or four values: the variance of a value is at most three times its square.
+    assert (np.abs(samples.mean(axis=0) - x) < 5 * np.sqrt(3 / trials) * np.abs(x)).all()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_without_a_compiler(tmp_path):
     assert "no C compiler found" in run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
 
 
+@pytest.mark.full
 def test_a_compiler_that_fails_is_quoted(tmp_path):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho it hurts >&2\nexit 1\n")
@@ -55,6 +56,7 @@ def test_builds_once_into_the_cache(tmp_path):
     assert made[0].stat().st_mtime_ns == when
 
 
+@pytest.mark.full
 def test_a_cache_that_others_may_write_to_is_not_used(tmp_path):
     if native.library() is None:
         pytest.skip(f"no compiled functions: {native.status()}")

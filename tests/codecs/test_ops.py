@@ -302,3 +302,13 @@ def test_fakes_tell_the_shapes():
     with FakeTensorMode():
         fake = shapes(torch.empty(1001))
     assert fake == shapes(torch.randn(1001)) == shapes(torch.empty(1001, device="meta"))
+
+
+@pytest.mark.parametrize(("n", "k", "r"), [(5, 7, 2), (256, 192, 4), (1, 9, 1)])
+def test_thin_products(n, k, r):
+    m, factor, other = values(2 * n * k).view(2, n, k), values(2 * k * r).view(2, k, r), values(2 * n * r).view(2, n, r)
+    plain, thin, tall = m.numpy(), factor.numpy(), other.numpy()
+    np.testing.assert_allclose(ops.thin_product(m, factor).numpy(), plain @ thin, rtol=1e-4, atol=1e-4)
+    back = ops.thin_product(m.mT, other)
+    assert back.is_contiguous()
+    np.testing.assert_allclose(back.numpy(), plain.transpose(0, 2, 1) @ tall, rtol=1e-4, atol=1e-4)

@@ -18,18 +18,26 @@ from syncline import exchange
 STEPS = 2
 
 
-def pairs_for(world: int) -> list[tuple[str, str]]:
+def pairs_for(world: int, *, all_pairs: bool = False) -> list[tuple[str, str]]:
     pairs = []
     # Chains once, at an odd number of ranks; every codec at every number.
     for spec in SPECS if world == 3 else [s for s in SPECS if s not in CHAINS]:
         names = exchange.legal(spec)
         pairs += [(spec, name) for name in names]
         if "hierarchical" in names:
-            pairs += [(spec, f"hierarchical(node=2, between={b})") for b in ("ring", "allgather")]
-        if "server" in names and world > 3:
-            pairs.append((spec, "server(servers=2)"))
-    # All with three ranks; with two one half and with four the other.
-    return pairs if world == 3 else pairs[world // 2 - 1 :: 2]
+            pairs += [(spec, f"hierarchical(node=2, between={b})") for b in ("ring", "sharded")]
+        if "server" in names:
+            pairs.append((spec, "server(servers=2, dedicated=true)" if world > 3 else "server(dedicated=true)"))
+    # All with three ranks; with two one half and with four the other, unless all are asked for.
+    return pairs if world == 3 or all_pairs else pairs[world // 2 - 1 :: 2]
+
+
+def chosen(world: int, codecs: str) -> list[tuple[str, str]]:
+    """All pairs, codecs alone, or every chain over every other one of its exchanges."""
+    if codecs == "all":
+        return pairs_for(world, all_pairs=True)
+    pairs = [pair for pair in pairs_for(world) if (pair[0] in CHAINS) == (codecs != "single")]
+    return pairs[::2] if codecs == "some chains" else pairs
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -39,12 +47,23 @@ def test_every_codec_and_every_exchange_is_in_each_half(world: int) -> None:
     assert {name.partition("(")[0] for name in names} == {name.partition("(")[0] for _, name in pairs_for(3)}
 
 
+def test_every_chain_and_every_exchange_of_chains_is_in_the_half() -> None:
+    some, every = (chosen(3, codecs) for codecs in ("some chains", "chains"))
+    assert {spec for spec, _ in some} == {spec for spec, _ in every} == set(CHAINS)
+    assert {name.partition("(")[0] for _, name in some} == {name.partition("(")[0] for _, name in every}
+
+
 @pytest.mark.parametrize(
     ("world", "codecs"),
-    [(2, "single"), (3, "chains"), (4, "single"), pytest.param(3, "single", marks=pytest.mark.full)],
+    [
+        (2, "single"),
+        (3, "some chains"),
+        pytest.param(4, "single", marks=pytest.mark.full),
+        *(pytest.param(world, "all", marks=pytest.mark.full) for world in (2, 3, 4)),
+    ],
 )
 def test_every_legal_pair_equals_lockstep(world: int, codecs: str) -> None:
-    pairs = [pair for pair in pairs_for(world) if (pair[0] in CHAINS) == (codecs == "chains")]
+    pairs = chosen(world, codecs)
     ranks = [loaded(data) for data in run_ranks(every_pair, world, pairs, STEPS, timeout=110)]
     for spec, name in pairs:
         workers = exchange.build(name).workers(world)

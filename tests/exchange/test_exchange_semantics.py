@@ -70,8 +70,18 @@ def everyone(x: list[np.ndarray]) -> np.ndarray:
 
 def nodes_of_two(x: list[np.ndarray]) -> np.ndarray:
     sums = [sum(x[i : i + 2]) for i in range(0, len(x), 2)]
-    share = np.float32(len(sums) / len(x))
-    return sharded([s * share for s in sums])
+    means = [s * np.float32(len(sums) / len(x)) for s in sums]
+    if len(means) == 1:
+        return means[0]
+    return everyone(means) if len(means) == 2 else sharded(means)
+
+
+def two_servers(x: list[np.ndarray]) -> np.ndarray:
+    out = np.zeros(COUNT, np.float32)
+    for owner, part in enumerate(shards(2), start=len(x) - 2):
+        total = sum(v[part] if rank == owner else rounded(v[part]) for rank, v in enumerate(x))
+        out[part] = rounded(total / np.float32(len(x)))
+    return out
 
 
 PLAIN = {
@@ -80,11 +90,15 @@ PLAIN = {
     "gather-scatter": rank_zero,
     "allgather": everyone,
     "hierarchical": nodes_of_two,
+    "server(servers=2)": two_servers,
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("name", "world"),
+    # Two servers need two ranks.
+    [(name, world) for name in PLAIN for world in (1, 2, 3, 4, 7) if world > 1 or name != "server(servers=2)"],
+)
 def test_lossy_values_are_what_the_formula_says(name: str, world: int) -> None:
     x = data(world)
     answers, _ = emulate(name)([Merge(t, COARSE) for t in x])
@@ -96,7 +110,11 @@ def test_lossy_values_are_what_the_formula_says(name: str, world: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sharded", "ring", "gather-scatter", "allgather", "hierarchical", "hierarchical(node=3, between=ring)"]
+    "name",
+    [
+        *("sharded", "ring", "gather-scatter", "allgather", "server", "hierarchical"),
+        *("hierarchical(node=3, between=ring)", "hierarchical(node=3, between=sharded)"),
+    ],
 )
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_the_shares_add_up_to_the_result(name: str, world: int) -> None:
@@ -104,7 +122,7 @@ def test_the_shares_add_up_to_the_result(name: str, world: int) -> None:
     torch.testing.assert_close(sum(out.own for out in answers) / world, answers[0].mean, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if codecs.build(s).feedback])
+@pytest.mark.parametrize("spec", [s for s in SPECS if codecs.build(s).feedback and "optimizer_momentum" not in s])
 def test_mean_gradient_plus_residuals_is_kept_over_every_exchange(spec: str) -> None:
     world = 3
     for name in exchange.legal(spec):
@@ -125,7 +143,7 @@ def test_mean_gradient_plus_residuals_is_kept_over_every_exchange(spec: str) -> 
 
 def test_a_servers_loss_stays_with_the_server() -> None:
     x = [*data(3), torch.zeros(COUNT), torch.zeros(COUNT)]
-    answers, _ = emulate("server(servers=2)")([Merge(t, COARSE) for t in x])
+    answers, _ = emulate("server(servers=2, dedicated=true)")([Merge(t, COARSE) for t in x])
     torch.testing.assert_close(sum(out.own for out in answers) / 3, answers[0].mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(answers[0].mean, sum(x) / 3, rtol=0, atol=0.3)
 
@@ -170,7 +188,7 @@ def test_requests_that_slip_past_the_check_are_refused_too() -> None:
     [
         ("rings", "did you mean 'ring'"),
         ("ring(3)", "ring takes (no arguments)"),
-        ("server(workers=3)", "server takes (servers=1)"),
+        ("server(workers=3)", "server takes (servers=1, dedicated=False)"),
         ("ring | ring", "is a chain"),
     ],
 )
@@ -182,7 +200,9 @@ def test_bad_specs(spec: str, words: str) -> None:
 
 def test_servers_must_leave_a_worker() -> None:
     with pytest.raises(UsageError, match="use 1 to 1 servers"):
-        exchange.build("server(servers=2)").workers(2)
+        exchange.build("server(servers=2, dedicated=true)").workers(2)
+    with pytest.raises(UsageError, match="use 1 to 2 servers"):
+        exchange.build("server(servers=3)").workers(2)
 
 
 def test_bytes_follow_the_textbook() -> None:
@@ -192,3 +212,33 @@ def test_bytes_follow_the_textbook() -> None:
                 "allgather": 3 * size, "gather-scatter": 3 * size, "server": 3 * size}  # fmt: skip
     for name, sent in expected.items():
         assert dense.wire_bytes((1200,), world_size=world, exchange=exchange.build(name)) == sent, name
+
+
+@pytest.mark.parametrize(
+    ("name", "between", "inside"),
+    [
+        ("allreduce", 1.5, 1.5),  # a ring of four passes every boundary of a node once
+        ("ring", 1.5, 1.5),
+        ("sharded", 2, 0.5),
+        ("allgather", 3, 3),
+        ("hierarchical(node=2)", 1, 1),
+        ("hierarchical(node=2, between=sharded)", 1, 1),
+        ("hierarchical(node=1)", 2, 0.5),  # as sharded: its nodes are not those of the machine
+    ],
+)
+def test_bytes_between_two_nodes_of_two_ranks(name: str, between: float, inside: float) -> None:
+    (one,) = codecs.build("none").rounds((1200,), torch.float32)
+    assert exchange.build(name).node_bytes(one, 4, 2) == (between * 4800, inside * 4800)
+
+
+def test_a_codec_compresses_between_nodes_only() -> None:
+    (one,) = codecs.build("bf16").rounds((1200,), torch.float32)
+    assert exchange.build("hierarchical(node=2)").node_bytes(one, 4, 2) == (2400, 4800)
+
+
+def test_the_ranks_per_node_are_filled_in_where_they_are_left_out() -> None:
+    assert exchange.resolved("hierarchical", node=4) == "hierarchical(node=4)"
+    assert exchange.resolved("hierarchical(between=ring)", node=4) == "hierarchical(node=4, between=ring)"
+    assert exchange.resolved("hierarchical(node=2)", node=4) == "hierarchical(node=2)"
+    assert exchange.resolved("hierarchical(2)", node=4) == "hierarchical(2)"
+    assert exchange.resolved("server(servers=2)", node=4) == "server(servers=2)"

@@ -14,7 +14,7 @@ FLOAT32 = 1e-6
 """Rounding of float32, next to values of size 1."""
 UNIT = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 """The largest relative rounding of one addition."""
-OWN = ["bf16(feedback=true)", "fp16(feedback=true)", "randomk(0.25) | bf16", "randomk(0.25) | fp16"]
+OWN = ["bf16(feedback=true)", "fp16(feedback=true)", "randomk(feedback=true) | bf16", "randomk(feedback=true) | fp16"]
 """Codecs that keep back what this rank did not send, as 16-bit values that an all-reduce adds."""
 
 

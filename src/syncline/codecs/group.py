@@ -45,6 +45,13 @@ class Batch:
         flat = [t.reshape(-1) for t in tensors]
         return flat[0] if len(flat) == 1 else torch.cat(flat)
 
+    def pack_sum(self, tensors: Sequence[Tensor], packed: Tensor, out: Tensor) -> Tensor:
+        """The members' tensors, in order, plus a packed tensor: in one pass over memory."""
+        parts = zip(tensors, self.unpack(packed.view(self.shape)), self.unpack(out), strict=True)
+        for tensor, other, into in parts:
+            torch.add(tensor, other, out=into)
+        return out
+
     def unpack(self, packed: Tensor) -> list[Tensor]:
         """Views of a packed tensor in the members' shapes."""
         if self.stacked:
@@ -94,7 +101,7 @@ def batches(codec: Codec, names: Sequence[str], shapes: Sequence[Sequence[int]],
 
     For a matrix codec, stacking does not change the result; tensors that are not matrices are sent uncompressed,
     together. For a flat codec, concatenated tensors share what the codec shares within a tensor (top-k, blocks), unless
-    it tells them apart by `state.lengths` (onebit, efsignsgd, terngrad: a scale for each).
+    it tells them apart by `state.lengths` (onebit, efsignsgd, tbq, terngrad: a scale for each).
     """
     stacks: dict[tuple[int, ...], list[int]] = {}
     pool: list[int] = []

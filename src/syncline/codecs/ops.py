@@ -212,6 +212,23 @@ def ternary_residual(x: Tensor, residual: Tensor | None, *, threshold: float | T
     return library.ternary_residual(_flat32(x), _residual(residual, x), limit, None, None)
 
 
+def ternary_relative(
+    x: Tensor, residual: Tensor | None, *, tau: float, lengths: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`ternary_residual` with the threshold `tau` times the mean magnitude of x + residual: (packed, threshold, rest).
+
+    With `lengths`, there is one threshold per tensor, and the codes of each tensor start on a byte.
+    """
+    sizes = _lengths(lengths, x.numel())
+    error = _residual(residual, x)
+    whole = _flat32(x).float() if error is None else _flat32(x) + error
+    # The mean magnitudes of many tensors in one launch; the signs that come with them are not needed.
+    threshold = tau * library.sign_encode(whole, sizes, True)[1][0]
+    threshold = threshold[0] if lengths is None else threshold
+    packed, rest = library.ternary_residual(whole, None, threshold, None, sizes)
+    return packed, threshold, rest
+
+
 def terngrad_encode(x: Tensor, *, scale: float | Tensor, seed: int, lengths: Sequence[int] | None = None) -> Tensor:
     """Two bits per value, as in `ternary_encode`: the sign with probability |x| / scale (`abs_max(x)`), else 0.
 
@@ -341,6 +358,22 @@ def orthonormal(m: Tensor) -> Tensor:
     if m.dim() < 2:
         raise ValueError(f"a matrix (..., n, r) is needed, not shape {tuple(m.shape)}")
     return library.orthonormal(m)
+
+
+THIN_FROM = 1 << 15
+"""Values of a matrix from which another memory layout of its factor pays on a CPU. It may round otherwise."""
+
+
+def thin_product(m: Tensor, factor: Tensor) -> Tensor:
+    """m @ factor, (..., n, k) and (..., k, r) with few columns r; m may be a transposed view.
+
+    A CPU multiplies several times faster with the factor's columns, or the product's, end to end in memory.
+    """
+    if m.device.type != "cpu" or m.shape[-2] * m.shape[-1] < THIN_FROM:
+        return m @ factor
+    if m.is_contiguous():
+        return m @ factor.mT.contiguous().mT
+    return (factor.mT @ m.mT).mT.contiguous()
 
 
 def unit_columns(factor: Tensor, fresh: Tensor) -> Tensor:

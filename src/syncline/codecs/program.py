@@ -14,8 +14,8 @@ from torch import Tensor
 from syncline.codecs import ops
 from syncline.codecs.coder import Coder, join, split, then
 from syncline.codecs.definition import Definition
-from syncline.codecs.requests import Gather, Mean, Merge, Out, Request, Result, Steps, Sum, relay
-from syncline.codecs.state import State, Tensors
+from syncline.codecs.requests import Gather, Mean, Merge, Out, Product, Request, Result, Steps, Sum, relay
+from syncline.codecs.state import Memory, State, Tensors
 from syncline.codecs.wire import layout_of
 
 
@@ -44,19 +44,22 @@ class Run:
 
     def __init__(
         self, codec: Runnable, *, names: tuple[str, ...] = ("grad",), step: int = 0, rank: int = 0, world: int = 1,
-        seed: int = 0, lengths: tuple[int, ...] | None = None,
+        seed: int = 0, lengths: tuple[int, ...] | None = None, memory: Memory | None = None,
     ) -> None:  # fmt: skip
         self.codec = codec
-        self.state = State(names=names, step=step, rank=rank, world=world, seed=seed, lengths=lengths)
+        self.state = State({}, names, step, rank, world, seed, lengths=lengths, memory=memory)
         self._steps: Any = None
 
-    def start(self, grad: Tensor, state: Tensors | None = None, *, scratch: bool = False) -> Request | Result:
+    def start(
+        self, grad: Tensor, state: Tensors | None = None, *, scratch: bool = False, compensated: bool = False
+    ) -> Request | Result:
         """Begin with a gradient, packed by a `Batch`, and the state tensors that were committed last.
 
-        Returns the first request, or the result. `scratch` allows the run to overwrite the gradient.
+        Returns the first request, or the result. `scratch` allows the run to overwrite the gradient; `compensated`: the
+        residual is added already (see `adds_residual`).
         """
         self.state.tensors = state or {}
-        self._steps = _program(self.codec, grad.detach(), self.state, scratch=scratch)
+        self._steps = _program(self.codec, grad.detach(), self.state, scratch=scratch, compensated=compensated)
         return self.resume(None)
 
     def resume(self, answer: Any) -> Request | Result:
@@ -70,7 +73,13 @@ class Run:
         return request
 
 
-def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool) -> Any:
+def adds_residual(codec: Runnable, state: Tensors, dtype: torch.dtype) -> bool:
+    """Whether a run starts with gradient + residual, elsewise unchanged, so that its driver may add them."""
+    plain = codec.feedback is True and not codec.direct and dtype == torch.float32
+    return plain and "error" in state and state["error"].dtype == dtype
+
+
+def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool, compensated: bool) -> Any:
     if not grad.dtype.is_floating_point:
         raise ValueError(f"a float gradient is needed, not {grad.dtype}")
     state.dtype, shape = grad.dtype, grad.shape
@@ -82,7 +91,9 @@ def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool) -> A
     scratch = scratch or x.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr()
     del grad  # the caller may have no other use for its memory
     direct = codec.direct and codec.feedback != "own"
-    if codec.feedback is True and not direct:
+    if compensated:
+        state.compensated, state.reusable = x, scratch
+    elif codec.feedback is True and not direct:
         x = state.compensate(x, scratch=scratch)
     steps = _chained(codec, x, state)
     steps = _direct(steps, state, keep=bool(codec.feedback)) if direct else steps
@@ -94,7 +105,10 @@ def _program(codec: Runnable, grad: Tensor, state: State, *, scratch: bool) -> A
         keep["error"] = (_residual(codec, state, out) if out.residual is None else out.residual).view(shape)
     # A float16 output may overflow where the mean did not.
     sample = None if state.dtype == torch.float16 else out.sample
-    return Result(out.mean.to(state.dtype).view(shape), keep, sample)
+    if isinstance(out.mean, Product) and state.dtype == torch.float32:
+        return Result(out.mean, shape, keep, sample)
+    mean = out.mean.tensor() if isinstance(out.mean, Product) else out.mean
+    return Result(mean.to(state.dtype).view(shape), shape, keep, sample)
 
 
 def _direct(steps: Steps, state: State, *, keep: bool) -> Steps:
@@ -121,19 +135,23 @@ def _spread(x: Tensor) -> Tensor:
 
 def _residual(codec: Runnable, state: State, out: Out) -> Tensor:
     """The residual: what was not sent. Reuses the memory of the compensated gradient if nobody else holds it."""
-    whole, share = state.compensated, _share(out, state)
+    whole = state.compensated
     assert whole is not None, f"codec '{codec}' has feedback='own' and did not compensate"
-    used = {t.untyped_storage().data_ptr() for t in (out.mean, *out.state.values())}
-    ours = state.reusable and whole.dtype == share.dtype
-    free = ours and whole.untyped_storage().data_ptr() not in used
-    return torch.sub(whole, share.view_as(whole), out=whole if free else None)
+    kept = (*((out.mean.left, out.mean.right) if isinstance(out.mean, Product) else (out.mean,)), *out.state.values())
+    used = {t.untyped_storage().data_ptr() for t in kept}
+    free = state.reusable and whole.untyped_storage().data_ptr() not in used
+    if isinstance(out.mean, Product) and out.own is None and state.rank < state.world:
+        return out.mean.taken_from(whole, scratch=free)
+    share = _share(out, state)
+    return torch.sub(whole, share.view_as(whole), out=whole if free and whole.dtype == share.dtype else None)
 
 
 def _share(out: Out, state: State) -> Tensor:
     if out.own is not None:
         return out.own
+    mean: Tensor = out.mean.tensor() if isinstance(out.mean, Product) else out.mean
     # A rank that only aggregates for others (rank >= world) had no share in the mean.
-    return out.mean if state.rank < state.world else torch.zeros_like(out.mean)
+    return mean if state.rank < state.world else torch.zeros_like(mean)
 
 
 def _viewed(grad: Tensor, codec: Runnable) -> Tensor:

@@ -85,17 +85,38 @@ class Gather:
 Request = Mean | Sum | Merge | Gather
 
 
+@dataclass(frozen=True)
+class Product:
+    """The product of two stacks of matrices, not computed yet: whoever needs it chooses the memory for it."""
+
+    left: Tensor
+    right: Tensor
+
+    def tensor(self) -> Tensor:
+        """The product, in new memory."""
+        return self.left @ self.right
+
+    def write(self, into: Tensor) -> None:
+        """Compute the product in the memory of a contiguous float32 tensor."""
+        shape = (*self.left.shape[:2], self.right.shape[2])
+        torch.bmm(self.left, self.right, out=into.view(shape))
+
+    def taken_from(self, whole: Tensor, *, scratch: bool) -> Tensor:
+        """`whole` minus the product; `scratch`: in the memory of `whole`."""
+        return torch.baddbmm(whole, self.left, self.right, alpha=-1, out=whole if scratch else None)
+
+
 class Out(NamedTuple):
     """The result of a codec, and the answer to a `Merge`.
 
-    `mean` is the averaged gradient, the same bits on every rank. `own` is this rank's contribution to it; error
-    feedback keeps the difference. `own` is `None` if the contribution cannot be separated from the mean: then the
-    mean is used instead. `state` holds the tensors to keep for the next step. `residual` is the new residual, in the
-    answer to a `Merge` that asked for it (`keep=True`). `sample` may be a part of the mean that is not finite if any
-    value of the mean is not: it is cheaper to check.
+    `mean` is the averaged gradient, the same bits on every rank; a codec may return it as a `Product`. `own` is this
+    rank's contribution to it; error feedback keeps the difference. `own` is `None` if the contribution cannot be
+    separated from the mean: then the mean is used instead. `state` holds the tensors to keep for the next step.
+    `residual` is the new residual, in the answer to a `Merge` that asked for it (`keep=True`). `sample` may be a part
+    of the mean that is not finite if any value of the mean is not: it is cheaper to check.
     """
 
-    mean: Tensor
+    mean: Any
     own: Tensor | None = None
     state: Mapping[str, Tensor] = {}
     residual: Tensor | None = None
@@ -110,14 +131,20 @@ Merges = Generator[Merge, Out, Out]
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a run: the averaged gradient in the gradient's shape and dtype, and the state to commit.
+    """Result of a run: the averaged gradient, perhaps as a product of this shape, and the state to commit.
 
     If any value of the output is not finite, one of `sample` is not; None stands for the whole output.
     """
 
-    output: Tensor
+    mean: "Tensor | Product"
+    shape: torch.Size
     state: Mapping[str, Tensor] = field(default_factory=dict)
     sample: Tensor | None = None
+
+    @property
+    def output(self) -> Tensor:
+        """The averaged gradient in the gradient's shape and dtype; a product is computed now."""
+        return self.mean.tensor().view(self.shape) if isinstance(self.mean, Product) else self.mean
 
 
 def relay(steps: Generator[Any, Any, Any], answered: Callable[[Any], Generator[Any, Any, Any]]) -> Any:

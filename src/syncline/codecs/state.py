@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ from syncline.codecs import ops
 from syncline.codecs.coder import Coder, cast
 
 Tensors = Mapping[str, Tensor]
+
+
+class Memory(Protocol):
+    """Memory that is used again, for devices on which new memory is slow."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, passing: bool = False) -> Tensor:
+        """A tensor without values; `passing`: it is dropped before the run's driver goes on with another one."""
+        ...
 
 
 @dataclass
@@ -37,6 +46,8 @@ class State:
     compensated: Tensor | None = None
     reusable: bool = False
     """Whether the memory of `compensated` is this run's own."""
+    memory: Memory | None = None
+    """Where large tensors are made; None: in new memory."""
     drawn: list[Tensor] = field(default_factory=list)
     """Random numbers that were used, for those who keep their addresses."""
 
@@ -84,6 +95,12 @@ class State:
         else:
             self.compensated = grad + error.view(grad.shape)
         return self.compensated
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of two batches of matrices, for the result of the run."""
+        if self.memory is None:
+            return a @ b
+        return torch.bmm(a, b, out=self.memory.empty((*a.shape[:2], b.shape[2]), a.dtype, passing=True))
 
 
 @lru_cache(maxsize=2048)

@@ -1,7 +1,7 @@
 """Exchanges: how the requests of codecs are carried between ranks; see docs/exchange.md."""
 
 from syncline.exchange import patterns as patterns
-from syncline.exchange.build import Exchange, available, build, check, legal
+from syncline.exchange.build import Exchange, available, build, check, legal, resolved
 from syncline.exchange.definition import EXCHANGES, exchange
 from syncline.exchange.emulate import emulate, lockstep
 from syncline.exchange.link import Handle, Link, connect
@@ -24,4 +24,5 @@ __all__ = [
     "exchange",
     "legal",
     "lockstep",
+    "resolved",
 ]

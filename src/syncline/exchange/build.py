@@ -1,7 +1,8 @@
 """Build an `Exchange` from a spec, check which codecs it can carry, and count the bytes it sends."""
 
+import inspect
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from syncline.codecs.requests import answer, lower
 from syncline.codecs.wire import layout_of, nbytes, pack, unpack
 from syncline.errors import UsageError
 from syncline.exchange.definition import EXCHANGES, Definition
-from syncline.exchange.moves import AllGather, AllReduce, Op, Position
+from syncline.exchange.moves import AllGather, AllReduce, Move, Op, Position
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,13 @@ class Exchange:
 
     def sent_bytes(self, round: Round, world: int) -> list[int]:
         """Bytes that each rank sends for one communication of a codec."""
-        return list(_sent(self, round.kind, round.count, round.coder, world))
+        return [sum(sent) for sent in _sent(self, round.kind, round.count, round.coder, world, 1)]
+
+    def node_bytes(self, round: Round, world: int, node: int) -> tuple[int, int]:
+        """Bytes that the busiest node of `node` ranks sends to other nodes, and the busiest rank inside its node."""
+        sent = _sent(self, round.kind, round.count, round.coder, world, node)
+        totals = [sum(between for between, _ in sent[first : first + node]) for first in range(0, world, node)]
+        return max(totals), max(inside for _, inside in sent)
 
 
 def available() -> list[str]:
@@ -103,6 +110,15 @@ def gathering() -> list[str]:
     return [name for name in EXCHANGES.names() if EXCHANGES.get(name).gather]
 
 
+def resolved(text: str, *, node: int) -> str:
+    """The spec with the ranks per node filled in, where an exchange takes them and the spec leaves them out."""
+    call, built = spec.parse_one(text), build(text)
+    takes = "node" in inspect.signature(built.definition.merge).parameters
+    if not takes or "node" in dict(built.options):
+        return text
+    return str(replace(call, kwargs={"node": node, **call.kwargs}))
+
+
 def op_bytes(op: Op, world: int) -> int:
     """Bytes that a rank sends for one move; an all-reduce is counted as a ring."""
     if isinstance(op, AllReduce):
@@ -119,7 +135,10 @@ def _all_rounds(codec: Codec) -> list[Round]:
 
 
 @lru_cache(maxsize=16384)
-def _sent(exchange: Exchange, kind: str, count: int, coder: Coder | None, world: int) -> tuple[int, ...]:
+def _sent(
+    exchange: Exchange, kind: str, count: int, coder: Coder | None, world: int, node: int
+) -> tuple[tuple[int, int], ...]:
+    """For each rank, the bytes that it sends to ranks of other nodes, and to ranks of its own node."""
     request: Request
     if coder is None:
         request = Gather((torch.empty(count, dtype=torch.uint8, device="meta"),))
@@ -127,18 +146,22 @@ def _sent(exchange: Exchange, kind: str, count: int, coder: Coder | None, world:
         sizes = Coder(_blank_encode, _blank_decode, (("of", coder),), coder.adds)
         request = Merge(torch.empty(count, device="meta"), sizes)
     workers = exchange.workers(world)
-    return tuple(_count(exchange.moves(request, Position(r, world, workers)), world) for r in range(world))
+    return tuple(_count(exchange.moves(request, Position(r, world, workers)), r, world, node) for r in range(world))
 
 
-def _count(moves: Generator[Op, Any, Any], world: int) -> int:
-    """Run one rank's moves with blank answers, and count the bytes it sends."""
-    total, got = 0, None
+def _count(moves: Generator[Op, Any, Any], rank: int, world: int, node: int) -> tuple[int, int]:
+    """Run one rank's moves with blank answers, and count the bytes it sends between nodes and inside its own."""
+    between, inside, got = 0, 0, None
     while True:
         try:
             op = moves.send(got)
         except StopIteration:
-            return total
-        total += op_bytes(op, world)
+            return between, inside
+        # A backend's collective is counted as a ring, which sends to the next rank only.
+        right = (rank + 1) % world
+        sends = {r: b.numel() for r, b in op.sends.items()} if isinstance(op, Move) else {right: op_bytes(op, world)}
+        away = sum(size for peer, size in sends.items() if peer // node != rank // node)
+        between, inside = between + away, inside + sum(sends.values()) - away
         got = blank(op, world)
 
 

@@ -49,9 +49,10 @@ def emulate(exchange: str | Exchange) -> Answerer:
 def lockstep(
     spec: str | Codec, grads: Grads, steps: int = 1, *, exchange: str | Exchange = "allgather", **more: Any
 ) -> Lockstep:
-    """`codecs.lockstep` over an exchange. Server ranks come after the ranks of `grads`, with zero gradients."""
+    """`codecs.lockstep` over an exchange. Dedicated servers come after the ranks of `grads`, with zero gradients."""
     carrier = check(spec, exchange)
-    servers = dict(carrier.options).get("servers", 1) if carrier.definition.workers else 0
+    options = dict(carrier.options)
+    servers = options.get("servers", 1) if options.get("dedicated") else 0
     return codec_lockstep(spec, grads, steps, servers=servers, answerer=emulate(carrier), **more)
 
 

@@ -4,7 +4,7 @@ An exchange is a generator. It encodes, decodes and merges shards in plain code,
 `link.py` runs it on real ranks; `emulate.py` runs all ranks in one process.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from syncline.codecs import Merge, Out
+from syncline.codecs.requests import relay
 from syncline.codecs.wire import nbytes, pack, unpack
 
 
@@ -139,6 +140,26 @@ def result(cut: list[Shard], finals: list[Tensor]) -> Out:
     exact = all(shard.lost is None for shard in cut)
     lost = None if exact else _joined(cut, lambda shard, _: shard.lost_values())
     return cut[0].request.out(_joined(cut, lambda shard, at: shard.decode(finals[at])), lost)
+
+
+def among(ranks: Sequence[int], at: int, moves: Moves) -> Moves:
+    """Run an exchange among some ranks, as number `at` of them: its rank numbers index `ranks`.
+
+    Its all-gathers become moves, since a backend's collective takes all ranks; it must not all-reduce.
+    """
+    others = [rank for i, rank in enumerate(ranks) if i != at]
+
+    def moved(op: Op) -> Generator[Op, Any, Any]:
+        assert not isinstance(op, AllReduce)
+        if isinstance(op, AllGather):
+            got = yield Move(dict.fromkeys(others, op.buffer), dict.fromkeys(others, op.buffer.numel()))
+            return [got.get(rank, op.buffer) for rank in ranks]
+        sends = {ranks[r]: buffer for r, buffer in op.sends.items()}
+        got = yield Move(sends, {ranks[r]: size for r, size in op.recvs.items()})
+        return {ranks.index(r): buffer for r, buffer in got.items()}
+
+    out: Out = yield from relay(moves, moved)
+    return out
 
 
 def _joined(cut: list[Shard], part: Callable[[Shard, int], Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ def acpsgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0) 
     m = grad.mT if odd else grad
     held, sent = ("p", "q") if odd else ("q", "p")
     basis = ops.orthonormal(start(state, held, (m.shape[2], min(rank, *m.shape[1:])), grad))
-    got = yield Merge(m @ basis)
+    got = yield Merge(ops.thin_product(m, basis))
     out, own = (f.view(*m.shape[:2], -1) @ basis.mT for f in got[:2])
     sample = out[..., 0]  # a broken value makes a row of the factor broken, and that a row of the product
     out, own = (out.mT, own.mT) if odd else (out, own)

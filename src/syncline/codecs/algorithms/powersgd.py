@@ -5,8 +5,12 @@ from torch import Tensor
 
 from syncline.codecs import ops
 from syncline.codecs.definition import codec
-from syncline.codecs.requests import Mean, Merge, Out, Steps
+from syncline.codecs.requests import Mean, Merge, Out, Product, Steps
 from syncline.codecs.state import State
+
+LAZY = {"cuda": 1 << 20}
+"""By device: from this many values on, a matrix's average is computed in the memory of its gradient, and a second time
+for the residual. That takes a GPU as long as copying it."""
 
 
 def worthwhile(shape: torch.Size, rank: int, min_rate: float) -> bool:
@@ -41,9 +45,11 @@ def powersgd(grad: Tensor, state: State, *, rank: int = 4, min_rate: float = 2.0
         return plain
     _, rows, columns = grad.shape
     q = start(state, "q", (columns, min(rank, rows, columns)), grad)
-    p = yield Mean(grad @ q)
+    p = yield Mean(ops.thin_product(grad, q))
     p = ops.orthonormal(p)
-    q = yield Mean(grad.mT @ p)
-    out = p @ q.mT
-    # A broken value makes all of p broken, and a broken row of q a column of the product.
+    q = yield Mean(ops.thin_product(grad.mT, p))
+    # A broken value makes all of p broken, and a broken row of q a column of the product: its first row shows both.
+    if len(grad) == 1 and grad.numel() >= LAZY.get(grad.device.type, grad.numel() + 1):
+        return Out(Product(p, q.mT), state={"q": q}, sample=p[:, :1] @ q.mT)
+    out = state.product(p, q.mT)
     return Out(out, state={"q": q}, sample=out[:, 0])

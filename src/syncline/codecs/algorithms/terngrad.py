@@ -9,9 +9,10 @@ from syncline.codecs.requests import Merge, Merges
 from syncline.codecs.state import State
 
 
-def _decode(
+def decode(
     payload: Payload, count: int, *, lengths: tuple[int, ...] | None, onto: Tensor | None = None, divisor: int = 1
 ) -> Tensor:
+    """0, scale or -scale for each code, with one scale per tensor; tbq sends the same."""
     packed, scale = payload
     return ops.ternary_decode(packed, scale, count, lengths=lengths, onto=onto, divisor=divisor)
 
@@ -28,4 +29,4 @@ def terngrad(grad: Tensor, state: State, *, clip: float = 2.5) -> Merges:
     if clip < 0:
         raise ValueError(f"clip is {clip}: use 0 (no clipping) or more")
     # Values beyond the scale are sent with probability 1, as if clipped: no extra pass is needed.
-    return (yield Merge(grad, coder(ops.terngrad, _decode, clip=float(clip), lengths=state.lengths), state.rank_seed))
+    return (yield Merge(grad, coder(ops.terngrad, decode, clip=float(clip), lengths=state.lengths), state.rank_seed))
