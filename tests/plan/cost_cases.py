@@ -1,6 +1,7 @@
 """Costs for the planner's tests: guessed from shapes, the same on every machine."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from model_shapes import layer
 
@@ -26,7 +27,7 @@ def costs(
     bytes_per_s: float = 119e6,
     latency: float = 1e-4,
     slow: float = 1.0,
-    **fields: float,
+    **fields: Any,
 ) -> Costs:
     """A third of the compute forward, two backward; a parameter's share goes by its weight, else by its values.
 
@@ -47,7 +48,7 @@ def costs(
     }
     every = {"lanes": 6, **fields}
     link = LinkCost(latency, bytes_per_s)
-    return Costs(world, compute / 3, compute * 2 / 3, touched, complete, link, table, Curve(5e-6, 2e-11), **every)  # type: ignore[arg-type]
+    return Costs(world, compute / 3, compute * 2 / 3, touched, complete, link, table, Curve(5e-6, 2e-11), **every)
 
 
 def by_multiplications(shapes: Sequence[Shape], side: int = 224) -> dict[str, float]:

@@ -60,6 +60,9 @@ def test_dense_buckets_are_right_for_any_faster_network_and_small_times_do_not_m
     assert not dense.suits(0.8)
     assert remembered(network=0.01, step=1.0).suits(0.09)
     assert not remembered(plan=bucket_plan(SHAPES, codec="bf16")).suits(0.1)
+    fast = remembered(plan=bucket_plan(SHAPES, codec="bf16"), network=0.05, step=0.2)
+    assert fast.suits(0.14), "the backward pass hides the exchange, and the probe is inexact"
+    assert not fast.suits(0.16)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cost curves: lines through points, the file and its errors, and the table of quality."""
+"""Cost curves: lines through points, the file and its errors."""
 
 import json
 from dataclasses import replace
@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from model_shapes import mlp
 
 from syncline.errors import UsageError
-from syncline.plan import NOISE, CodecCost, Curve, Host, LinkCost, load_costs, within
-from syncline.plan.quality import CHOSEN, POINTS
+from syncline.plan import CodecCost, Curve, Host, LinkCost, load_costs
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-TABLE, SEEDS = RESULTS / "convergence.json", RESULTS / "convergence-vgg19-h200.json"
 TIMES = st.floats(0, 10)
 
 
@@ -95,34 +92,3 @@ def test_no_file_and_no_json_at_all(tmp_path: Path) -> None:
         (tmp_path / "costs.json").write_text(text)
         with pytest.raises(UsageError, match="does not hold costs"):
             load_costs(tmp_path / "costs.json")
-
-
-def test_points_are_those_of_the_convergence_table() -> None:
-    rows = json.loads(TABLE.read_text())["rows"]
-    measured = {row["codec"]: round(row["points_below_dense"], 1) + 0.0 for row in rows if "(" not in row["codec"]}
-    assert measured.pop("none") == 0
-    assert measured == POINTS
-
-
-def test_points_of_chosen_options_are_means_over_the_seeds_of_their_table() -> None:
-    rows = [row for row in json.loads(SEEDS.read_text())["rows"] if row["optimizer"] == "adam(lr=0.0001)"]
-    accuracy = {
-        codec: [row["accuracy"] for row in rows if row["codec"] == codec] for codec in {row["codec"] for row in rows}
-    }
-    assert {len(values) for values in accuracy.values()} == {3}
-    dense = sum(accuracy["none"]) / 3
-    assert {name: round((dense - sum(accuracy[name]) / 3) * 100, 1) for name in CHOSEN} == CHOSEN
-
-
-def test_a_budget_allows_codecs_best_quality_first() -> None:
-    inside = within(NOISE)
-    assert {"int8", "int4", "terngrad"} <= set(inside)
-    assert not {"powersgd", "topk", "tbq", "randomk", "dgc", "bf16"} & set(inside)
-    everything = within(100)
-    for names in (inside, everything):
-        assert [POINTS[name] for name in names] == sorted(POINTS[name] for name in names)
-        assert not CHOSEN.keys() & set(names)
-    on_gpu = within(NOISE, device="cuda")
-    assert on_gpu == [*inside, *CHOSEN]
-    assert set(inside) < set(everything)
-    assert within(-1) == []

@@ -74,6 +74,7 @@ def test_nothing_measured_of_a_codec_is_all_of_the_launch() -> None:
     assert scaled == {}
 
 
+@pytest.mark.full
 def test_units_that_were_joined_come_back_when_the_host_keeps_up() -> None:
     shapes = resnet50()
     first = default_plan(shapes)

@@ -106,8 +106,8 @@ def test_a_good_plan_passes_in_any_order_of_parameters() -> None:
         (with_unit(exchange="rings"), ["unit 'b'", "did you mean 'ring'"]),
         (with_unit(codec="powersgd", partitions=2), ["the order does not launch 'b[1]'"]),
         (with_unit(partitions=0), ["'b'", "partitions = 0", "1 or more"]),
-        (with_unit(exchange="server"), ["'server'", "do not train", "allreduce", "ring"]),
-        (with_unit(exchange="server(servers=5)"), ["do not train"]),
+        (with_unit(exchange="server(dedicated=true)"), ["leave different ranks to train", "same dedicated servers"]),
+        (with_unit(exchange="server(servers=5)"), ["use 1 to 2 servers"]),
         (replace(PLAN, order=PLAN.order[1:]), ["does not launch 'fc[0]'"]),
         (replace(PLAN, order=()), ["does not launch 'conv' and 3 more"]),
         (replace(PLAN, order=(*PLAN.order, ("fc", 0))), ["'fc[0]' twice"]),
@@ -160,6 +160,9 @@ def test_parameters_that_cannot_train_are_refused() -> None:
     assert "'b' is given twice" in refused(PLAN, [*SHAPES, SHAPES[3]])
 
 
-def test_the_world_decides_which_ranks_train() -> None:
-    for world in (1, 2, 8):
-        assert "do not train" in refused(with_unit(exchange="server"), world=world)
+def test_dedicated_servers_are_the_same_for_all_units() -> None:
+    rows = [replace(unit, exchange="server(servers=2, dedicated=true)") for unit in PLAN.units]
+    replace(PLAN, units=tuple(rows)).check(SHAPES, world=4)
+    assert "use 1 to 1 servers" in refused(replace(PLAN, units=tuple(rows)), world=2)
+    rows[0] = replace(rows[0], exchange="server(dedicated=true)")
+    assert "leave different ranks to train" in refused(replace(PLAN, units=tuple(rows)), world=4)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from syncline.errors import UsageError
 from syncline.sim.replay.what_if import Replay
 from syncline.trace import Span, Trace
 from syncline.trace.formats.load import import_files
+from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
+from syncline.trace.span import BLOCKED
 
 FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"
 MS = 1_000_000
@@ -135,6 +138,22 @@ def test_an_exposed_exchange_of_the_engine():
     spans = overlapped(late=0.0)
     assert Replay(spans, first=2).measured.median == 61
     assert medians(spans, "infinite-network", "2x", "3x", "perfect-overlap", first=2) == [31, 46, 41, 30]
+
+
+def test_ddps_wait_for_its_buckets_ends_with_them_also_where_buffers_are_sent():
+    made = Timing()
+    for step, rank in product(range(8), (0, 1)):
+        at = 62.0 * step
+        made.add(rank, "step", step, at, at + 62)
+        made.add(rank, "exchange", step, at, at + 1, "buffers", size=10)
+        made.add(rank, "wait", step, at, at + 1, name=BLOCKED)
+        made.add(rank, "forward", step, at + 1, at + 10)
+        made.add(rank, "backward", step, at + 10, at + 30)
+        made.add(rank, "exchange", step, at + 30, at + 58, "bucket 0", size=3000)
+        made.add(rank, "backward", step, at + 30, at + 60, name=DDP_TAIL)
+        made.add(rank, "update", step, at + 60, at + 62)
+    spans = Trace.of(finish_spans(made.spans, sampled=False))
+    assert medians(spans, "infinite-network") == [62 - 1 - 28]
 
 
 def test_overlapping_exchanges_share_the_network():

@@ -29,11 +29,15 @@ NET = Network(latency=1.0, bytes_per_s=100.0)
         ("sharded", 4, 2, 9),
         ("ring", 4, 6, 9),
         ("gather-scatter", 4, 2, 36),
-        ("server", 4, 2, 36),  # three workers, one server: in and out of its link
-        ("server(servers=2)", 4, 2, 6 + 9),  # in from two workers half each, out to two workers and a peer
-        ("hierarchical(node=2)", 4, 2 + 2, 2 * 60 + 6),  # plain in and out, then two leaders shard
-        ("hierarchical(node=2, between=ring)", 8, 2 + 6, 2 * 60 + 9),
-        ("hierarchical(node=4)", 4, 2, 6 * 60),
+        ("server", 4, 2, 36),  # three others and one server: in and out of its link
+        ("server(servers=2)", 4, 2, 9 + 9),  # in from three others half each, and out to them
+        ("server(servers=4)", 4, 2, 9),  # as sharded
+        ("server(dedicated=true)", 4, 2, 36),
+        ("server(servers=2, dedicated=true)", 4, 2, 6 + 9),  # in from two workers, out to two workers and a peer
+        ("hierarchical(node=2)", 4, 2 + 1, 60 + 3),  # half of the plain values in and out, half of a payload between
+        ("hierarchical(node=2, between=ring)", 8, 2 + 6, 60 + 4.5),
+        ("hierarchical(node=2, between=sharded)", 3, 2 + 2, 120 + 6),  # one rank of each node carries everything
+        ("hierarchical(node=4)", 4, 2, 90),
         ("allreduce", 1, 0, 0),
     ],
 )
@@ -59,7 +63,7 @@ def test_latency_of_a_tree_and_what_a_launch_costs() -> None:
 
 def test_links_inside_a_node_do_not_fill_the_wire() -> None:
     fast = Network(1.0, 100.0, inside=Network(0.25, 1e4))
-    assert fast.transfer("hierarchical(node=2)", 600, 4, plain=6000) == Transfer(2 + 0.5 + 1.2, 6)
+    assert fast.transfer("hierarchical(node=2)", 600, 4, plain=6000) == Transfer(1 + 0.5 + 0.6, 6)
 
 
 @settings(deadline=None)
@@ -80,7 +84,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(UsageError, match=r"unknown exchange_time 'rign': did you mean 'ring'\? \(known: allgather, "):
         NET.transfer("rign", 1, 2)
     with pytest.raises(UsageError, match="use 1 to 1 servers"):
-        NET.transfer("server(servers=2)", 1, 2)
+        NET.transfer("server(servers=2, dedicated=true)", 1, 2)
     with pytest.raises(UsageError, match=r"ring takes \(no arguments\)"):
         NET.transfer("ring(hops=2)", 1, 2)
     with pytest.raises(UsageError, match="1 or more ranks per node"):

@@ -6,21 +6,24 @@ And the planner, which finds a plan from measured costs; see docs/planner.md.
 from syncline.plan.buckets import bucket_plan
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, load_costs
 from syncline.plan.default import default_plan
+from syncline.plan.errors import Budget, CodecError, Errors
 from syncline.plan.file import load, save
 from syncline.plan.launch_order import greedy_order
-from syncline.plan.planner import ALWAYS, Choice, Weighed, reorder, search
+from syncline.plan.planner import ALWAYS, Choice, FrontierPoint, Weighed, reorder, search
 from syncline.plan.predict import predict, scenario
-from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit, shape_of
 
 __all__ = [
     "ALWAYS",
-    "NOISE",
+    "Budget",
     "Choice",
     "CodecCost",
+    "CodecError",
     "Costs",
     "Curve",
+    "Errors",
+    "FrontierPoint",
     "Host",
     "LinkCost",
     "Plan",
@@ -38,5 +41,4 @@ __all__ = [
     "scenario",
     "search",
     "shape_of",
-    "within",
 ]

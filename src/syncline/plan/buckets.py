@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from syncline.plan import check
 from syncline.plan.check import REDUCER_CODECS
 from syncline.plan.costs import Costs
-from syncline.plan.default import default_plan
 from syncline.plan.predict import reducer_step
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
@@ -15,6 +15,8 @@ BUCKET_BYTES = 25 << 20
 """DDP's default size of a bucket."""
 SIZES = (BUCKET_BYTES, 5 << 20, 100 << 20)
 """Sizes that are weighed, DDP's default first."""
+LARGEST = SIZES[-1]
+"""Here the first bucket is as large as the others: for few bytes, every message is a cost."""
 
 
 def bucket_plan(
@@ -29,17 +31,20 @@ def bucket_plan(
     `complete` has the time of each parameter's gradient in the backward pass; without it, backward is taken to be the
     reverse of the model's order. A bucket has one dtype.
     """
-    default_plan(shapes)  # checks the shapes
+    check.trainable(shapes)
     backwards = list(reversed(shapes))
     if complete is not None:
         backwards.sort(key=lambda shape: complete.get(shape.name, 0.0))
     buckets: list[list[Shape]] = []
+    held, first = 0, bucket_bytes if bucket_bytes >= LARGEST else FIRST_BYTES
     for shape in backwards:
-        limit = FIRST_BYTES if len(buckets) == 1 else bucket_bytes
-        full = not buckets or sum(s.nbytes for s in buckets[-1]) >= min(limit, bucket_bytes)
+        limit = first if len(buckets) == 1 else bucket_bytes
+        full = not buckets or held >= min(limit, bucket_bytes)
         if full or buckets[-1][0].dtype != shape.dtype:
             buckets.append([])
+            held = 0
         buckets[-1].append(shape)
+        held += shape.nbytes
     units = [_unit(number, bucket, codec) for number, bucket in enumerate(buckets)]
     order = tuple((unit.name, 0) for unit in units)
     return Plan(tuple(reversed(units)), order, executor="reducer")

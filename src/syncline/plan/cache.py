@@ -16,18 +16,22 @@ from typing import Any
 from syncline.errors import UsageError
 from syncline.files import parse_json, read_text, reason, write_text
 from syncline.plan.costs import Costs, costs_of
+from syncline.plan.errors import Errors, errors_of
 from syncline.plan.file import parse, text_of
 from syncline.plan.predict import built
 from syncline.plan.table import Plan
 from syncline.trust import check_file
 
-VERSION = 1
+VERSION = 2
 VARIABLE = "SYNCLINE_PLAN_CACHE"
 """Environment variable: the folder of the cache, or `off`."""
 SAME_NETWORK = 0.3
 """Networks are alike if their times for a dense exchange differ by less than this share..."""
 SMALL = 0.1
 """...or by less than this share of a step."""
+HIDDEN = 0.75
+"""A dense exchange below this share of a step is mostly hidden behind the backward pass. A short probe of such a fast
+network is inexact."""
 MOST_FILES = 500
 _OFF = ("", "0", "off", "no", "false")
 _TESTS = ("PYTEST_VERSION", "PYTEST_CURRENT_TEST")
@@ -69,13 +73,18 @@ class Remembered:
     """What measurements that were not taken yet may gain per step at most."""
     why: str
     costs: Costs | None = None
+    errors: Errors | None = None
 
     def suits(self, network: float) -> bool:
         """Whether the plan is right for a network with this time for a dense exchange: it is about the same.
 
-        A plan that only overlaps dense gradients with the backward pass is right for any faster network, too.
+        A plan that only overlaps dense gradients with the backward pass is right for any faster network, too. A plan of
+        torch's reducer is right for all networks on which the backward pass hides the exchange.
         """
-        if network < self.network and self.plan.executor == "reducer" and self.plan.units[0].codec == "none":
+        reducer = self.plan.executor == "reducer"
+        if reducer and network < self.network and self.plan.units[0].codec == "none":
+            return True
+        if reducer and max(network, self.network) < HIDDEN * self.step:
             return True
         return abs(network - self.network) <= max(SAME_NETWORK * self.network, SMALL * self.step)
 
@@ -112,6 +121,7 @@ def write(folder: Path, job: Job, found: Remembered) -> Path:
         "why": found.why,
         "plan": text_of(found.plan),
         "costs": None if found.costs is None else json.loads(found.costs.to_json()),
+        "errors": None if found.errors is None else json.loads(found.errors.to_json()),
     }
     speed = round(math.log(max(found.network, 1e-9)) / math.log(1 + SAME_NETWORK))
     path = folder / f"{job.key}{speed:+d}.json"
@@ -154,7 +164,8 @@ def parse_remembered(text: str, job: Job, codecs: Iterable[str]) -> Remembered:
             raise ValueError("a time in it is not a number of seconds")
         plan = parse(str(table["plan"]), of="its plan")
         costs = None if table["costs"] is None else costs_of(table["costs"])
-        found = Remembered(plan, step, before, network, gain, str(table["why"]), costs)
+        errors = None if table["errors"] is None else errors_of(table["errors"])
+        found = Remembered(plan, step, before, network, gain, str(table["why"]), costs, errors)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it does not hold a remembered plan ({error!r})") from None
     asked = list(codecs)

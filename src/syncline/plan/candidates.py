@@ -29,7 +29,7 @@ def groupings(shapes: Sequence[Shape], sizes: Sequence[int] = GROUP_SIZES) -> li
 
 def plans(units: Sequence[Unit], shapes: Mapping[str, Shape], costs: Costs, codec: str) -> Iterator[Plan]:
     """Plans of these units with one codec for all: each exchange worth weighing, and several sizes of parts."""
-    for carrier in exchanges_to_weigh(codec, costs.world):
+    for carrier in exchanges_to_weigh(codec, costs.world, costs.node):
         whole = [replace(unit, codec=codec, exchange=carrier, partitions=1) for unit in units]
         wire = [wire_seconds(unit, shapes, costs) for unit in whole]
         seen: set[tuple[int, ...]] = set()

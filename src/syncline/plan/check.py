@@ -79,14 +79,21 @@ def model(units: Sequence[Unit], shapes: Sequence[Shape], *, world: int) -> None
     if missing := [name for name in parameters if name not in owner]:
         raise UsageError(f"no unit of the plan has {_first(missing)}: add it to one, or make the plan again")
     seen: set[tuple[str, str]] = set()
+    trained_by: dict[int, Unit] = {}
     for unit in units:
         _values(unit, [parameters[name] for name in unit.parameters])
         # Building a codec takes milliseconds, and most units have the same one.
         if (unit.codec, unit.exchange) not in seen:
-            _carried(unit, world)
+            trained_by.setdefault(_carried(unit, world), unit)
             seen.add((unit.codec, unit.exchange))
         if unit.partitions > 1:
             _cut(unit)
+    if len(trained_by) > 1:
+        first, other = list(trained_by.values())[:2]
+        raise UsageError(
+            f"units '{first.name}' ({first.exchange}) and '{other.name}' ({other.exchange}) leave different ranks to"
+            " train: use the same dedicated servers for all units"
+        )
 
 
 def trainable(shapes: Sequence[Shape]) -> dict[str, Shape]:
@@ -118,25 +125,12 @@ def _values(unit: Unit, members: Sequence[Shape]) -> None:
         )
 
 
-def _carried(unit: Unit, world: int) -> None:
+def _carried(unit: Unit, world: int) -> int:
+    """How many ranks train with this unit's exchange; raise unless it can carry the codec."""
     try:
-        carrier = exchange.check(unit.codec, unit.exchange)
+        return exchange.check(unit.codec, unit.exchange).workers(world)
     except UsageError as error:
         raise UsageError(f"unit '{unit.name}': {error}") from None
-    if _all_train(carrier, world):
-        return
-    choices = [name for name in exchange.legal(unit.codec) if _all_train(exchange.build(name), world)]
-    raise UsageError(
-        f"unit '{unit.name}': exchange '{carrier}' needs ranks that do not train, and all ranks of a plan do: use"
-        f" {', '.join(choices)}"
-    )
-
-
-def _all_train(carrier: exchange.Exchange, world: int) -> bool:
-    try:
-        return carrier.workers(world) == world
-    except UsageError:  # more dedicated ranks than this world has
-        return False
 
 
 def _cut(unit: Unit) -> None:

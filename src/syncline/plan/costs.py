@@ -72,12 +72,12 @@ class Host:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """Measured latency and bandwidth of a rank's link, for one collective at a time."""
+    """Measured latency and bandwidth of a link, for one collective at a time."""
 
     latency: float
     """Seconds that a collective takes in addition to the time of its bytes."""
     bytes_per_s: float
-    """Bytes that a rank sends in a second while it receives as many."""
+    """Bytes that are sent over it in a second while as many are received."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Costs:
     complete: Mapping[str, float]
     """By parameter: when its gradient is complete, from the backward pass's start, waits left out."""
     link: LinkCost
+    """Of a node to the others; its ranks share it."""
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
     """By spec, measured without a network."""
     update: Curve = field(default_factory=Curve)
@@ -104,13 +105,17 @@ class Costs:
     carried: Mapping[str, CodecCost] = field(default_factory=dict)
     """By `over(spec, exchange)`, measured over the exchange itself while the ranks computed; preferred to `codecs`."""
     host: Host = field(default_factory=Host)
+    node: int = 1
+    """Ranks that share a node and its link; 1 if all ranks are on one node."""
+    inside: LinkCost | None = None
+    """Of a rank to the others of its node; None if it is alone there."""
 
     def __post_init__(self) -> None:
         times = (self.forward, self.backward, self.data, self.link.latency)
-        if self.world < 1 or not self.link.bytes_per_s > 0 or not min(times) >= 0:
+        if min(self.world, self.node) < 1 or not self.link.bytes_per_s > 0 or not min(times) >= 0:
             raise UsageError(
-                f"world={self.world}, bytes_per_s={self.link.bytes_per_s}, a time of {min(times)} s: use 1 or more,"
-                " more than 0, and 0 or more"
+                f"world={self.world}, node={self.node}, bytes_per_s={self.link.bytes_per_s}, a time of {min(times)} s:"
+                " use 1 or more, 1 or more, more than 0, and 0 or more"
             )
 
     @property
@@ -154,6 +159,7 @@ def costs_of(content: Any) -> Costs:
     table.pop("tail", None)  # earlier versions wrote it, always 0
     table["link"] = LinkCost(**table["link"])
     table["update"] = Curve(**table["update"])
+    table["inside"] = None if table.get("inside") is None else LinkCost(**table["inside"])
     table["host"] = Host(**table.get("host", {}))
     for kind in ("codecs", "carried"):
         table[kind] = {name: _codec(stages) for name, stages in table.get(kind, {}).items()}

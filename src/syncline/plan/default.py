@@ -52,6 +52,7 @@ def default_plan(
     exchange: str | None = None,
     group_bytes: int = GROUP_BYTES,
     part_bytes: int = PART_BYTES,
+    world: int = 2,
 ) -> Plan:
     """A plan for parameters in forward order: one codec and exchange for all, small modules grouped, large units cut.
 
@@ -72,7 +73,7 @@ def default_plan(
         for name, group, count in zip(names, groups, parts, strict=True)
     )
     plan = Plan(units, _ordered(units, wire))
-    plan.check(shapes)
+    plan.check(shapes, world=world)
     return plan
 
 

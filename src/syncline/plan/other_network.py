@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from syncline.errors import UsageError
 from syncline.plan.candidates import groupings
 from syncline.plan.costs import CodecCost, Costs, Curve, LinkCost
+from syncline.plan.errors import Budget, Errors
 from syncline.plan.planner import ALWAYS, WORTH, Choice, candidates, labelled, search
 from syncline.plan.predict import built, exchanges_to_weigh, predict
 from syncline.plan.table import Plan
@@ -58,7 +59,8 @@ def at(costs: Costs, target: TargetNetwork) -> Costs:
     plain = {name: _decoding(exchanges_to_weigh(name, 2)[0], cost, more) for name, cost in costs.codecs.items()}
     carried = {name: _decoding(name.rpartition(" ")[2], cost, more) for name, cost in costs.carried.items()}
     link = LinkCost(costs.link.latency * hops * target.latency, target.bytes_per_s)
-    return replace(costs, world=target.ranks, link=link, codecs=plain, carried=carried)
+    node = costs.node if costs.node < target.ranks else 1
+    return replace(costs, world=target.ranks, link=link, codecs=plain, carried=carried, node=node)
 
 
 def outcome(plan: Plan, shapes: Sequence[Shape], costs: Costs, target: TargetNetwork) -> Outcome:
@@ -73,11 +75,16 @@ def choose(
     *,
     allowed: Sequence[str] = (),
     only: str | None = None,
+    errors: Errors | None = None,
+    budget: Budget | None = None,
 ) -> Choice:
-    """The planner's answer for another network. `only`: the best plan with this codec, compared with dense and bf16."""
+    """The planner's answer for another network. `only`: the best plan with this codec, compared with dense and bf16.
+
+    `errors` and `budget` are those of `search`; one codec that is asked for has no budget.
+    """
     there = at(costs, target)
     if only is None:
-        return search(shapes, there, allowed=allowed)
+        return search(shapes, there, allowed=allowed, errors=errors, budget=budget)
     made = search(shapes, there, allowed=[only], mix=False)
     text = built(only).text
     mine = next(weighed for weighed in made.alternatives if weighed.name == text)

@@ -1,8 +1,8 @@
 """The planner: search for the plan with the shortest simulated step. The answer may be: do not compress.
 
 For every allowed codec it compares groupings, numbers of parts and exchanges, and searches for the best launch order of
-the best ones. Then it tries other codecs unit by unit. The search is limited by counted work, not by time, so the same
-costs give the same plan on every rank. See docs/planner.md.
+the best ones. Then it gives units different codecs. With measured errors, the plan stays inside an error budget. The
+search is limited by counted work, not by time, so the same costs give the same plan on every rank. See docs/planner.md.
 """
 
 import math
@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from syncline.errors import UsageError
 from syncline.plan.candidates import groupings, part_count, plans, regroupings, renumber_parts, wire_seconds, with_units
 from syncline.plan.costs import Costs
+from syncline.plan.errors import Budget, Errors
 from syncline.plan.launch_order import SLACK, arrange, greedy_launch_order
-from syncline.plan.per_unit_codecs import fastest_alone, mix_codecs
+from syncline.plan.per_unit_codecs import fastest_alone, mix_codecs, within_budget
 from syncline.plan.predict import built, predict, scenario
+from syncline.plan.quality import ByError, ByOrder, Quality
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Outcome, simulate
@@ -45,6 +47,17 @@ class Weighed:
 
 
 @dataclass(frozen=True)
+class FrontierPoint:
+    """The fastest plan that was found inside one error budget."""
+
+    limit: float
+    error: float
+    """The plan's error, at most `limit`."""
+    step: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Choice:
     """The planner's answer: the plan, its predicted step, the alternatives, and the reason."""
 
@@ -54,6 +67,8 @@ class Choice:
     alternatives: tuple[Weighed, ...]
     """The best plan of every codec that was weighed, and the best mixture, fastest first."""
     why: str
+    frontier: tuple[FrontierPoint, ...] = ()
+    """Predicted step against error, least error first; empty if no errors were measured."""
 
 
 def search(
@@ -63,40 +78,103 @@ def search(
     allowed: Sequence[str] = (),
     mix: bool = True,
     always: Sequence[str] = ALWAYS,
+    errors: Errors | None = None,
+    budget: Budget | None = None,
 ) -> Choice:
     """The best plan under these costs.
 
-    `allowed` are lossy codecs that may be chosen, best quality first; `always` are weighed before them. To plan for one
-    codec alone: `search(shapes, costs, allowed=["powersgd(rank=64)"], always=(), mix=False)`.
+    `allowed` are lossy codecs that may be chosen; `always` are weighed before them. With measured `errors` the plan
+    stays inside the `budget` (None: the default one). Without them, name the codecs of `allowed` best quality first. To
+    plan for one codec alone: `search(shapes, costs, allowed=["powersgd(rank=64)"], always=(), mix=False)`.
     """
     names = list(dict.fromkeys(built(name).text for name in (*always, *allowed)))
     if not names:
         raise UsageError("no codec to weigh: name one in allowed, or leave always as it is")
+    quality: Quality = ByOrder(names) if errors is None else ByError(errors, budget or Budget())
     units = groupings(shapes)
     looked = {name: candidates(units, shapes, costs, name) for name in names}
     least = min(found[0][0] for found in looked.values())
     best = [_best_of(found, shapes, costs, name, far=found[0][0] > FAR * least) for name, found in looked.items()]
-    chosen = best[0]
-    for candidate in best[1:]:
-        if candidate.step < chosen.step * (1 - WORTH):
-            chosen = candidate
+    chosen = _chosen(best, quality)
     weighed = {entry.name: entry for entry in best}
-    if mix and len(names) > 1:
+    frontier: tuple[FrontierPoint, ...] = ()
+    if isinstance(quality, ByError):
+        frontier = _frontier(best, shapes, costs, names, quality)
+        mixed = [_named(point.plan, point.step) for point in frontier if point.limit <= quality.budget.error]
+        chosen = _chosen([chosen, *mixed], quality)
+        chosen = _tried_one_by_one(chosen, shapes, costs, names, quality) if mix else chosen
+        weighed[chosen.name] = chosen
+    elif mix and len(names) > 1:
         # First without codecs that lose more than the chosen one, then with all.
         for limit in sorted({names.index(chosen.name) + 1, len(names)} - {1}):
-            found = _mixture(chosen, shapes, costs, names[:limit])
+            found = _mixture(chosen, shapes, costs, names[:limit], quality)
             if found.name not in weighed or found.step < weighed[found.name].step:
                 weighed[found.name] = found
-            worth = WORTH if _rank(found, names) > _rank(chosen, names) else ANY
+            worth = WORTH if quality.lost(found.plan.units) > quality.lost(chosen.plan.units) else ANY
             if found.step < chosen.step * (1 - worth):
                 chosen = found
     chosen = _improved(chosen, shapes, costs)
     weighed[chosen.name] = chosen
     plan = labelled(chosen)
+    if isinstance(quality, ByError):
+        lost = {"error": float(f"{quality.lost(plan.units):.3g}"), "error_budget": quality.budget.error}
+        plan = replace(plan, about={**plan.about, **lost})
     plan.check(shapes, world=costs.world)
     outcome = predict(plan, shapes, costs)
     alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
-    return Choice(plan, chosen.step, outcome.bound, alternatives, _why(chosen, alternatives, costs, outcome))
+    why = _why(chosen, alternatives, costs, outcome, quality)
+    return Choice(plan, chosen.step, outcome.bound, alternatives, why, frontier)
+
+
+def _chosen(entries: Sequence[Weighed], quality: Quality) -> Weighed:
+    """The fastest allowed plan; one that loses more must be faster by more than `WORTH`."""
+    allowed = [entry for entry in entries if quality.allows(entry.plan.units)] or list(entries)
+    allowed.sort(key=lambda entry: quality.lost(entry.plan.units))
+    chosen = allowed[0]
+    for candidate in allowed[1:]:
+        if candidate.step < chosen.step * (1 - WORTH):
+            chosen = candidate
+    return chosen
+
+
+def _frontier(
+    best: Sequence[Weighed], shapes: Sequence[Shape], costs: Costs, names: Sequence[str], quality: ByError
+) -> tuple[FrontierPoint, ...]:
+    """The fastest plan inside each of several error budgets: of one codec, or with the budget spent unit by unit."""
+    # Units as the fastest plan of all has them, and as the fastest allowed one has them: both may be cut too coarsely.
+    bases = {entry.plan.hash: entry for entry in (min(best, key=lambda e: e.step), _chosen(best, quality))}
+    points: list[FrontierPoint] = []
+    for level in quality.levels():
+        found = [entry for entry in best if level.allows(entry.plan.units)]
+        found += [_named(point.plan, point.step) for point in points[-1:]]
+        for base in bases.values():
+            plan = within_budget(base.plan, shapes, costs, names, level)
+            if level.allows(plan.units) and all(plan.hash != entry.plan.hash for entry in found):
+                ordered = reorder(plan, shapes, costs, launches=QUICK // 4)
+                found.append(_named(ordered.plan, ordered.step))
+        if found:
+            fastest = min(found, key=lambda entry: entry.step)
+            lost = quality.lost(fastest.plan.units)
+            points.append(FrontierPoint(level.budget.error, lost, fastest.step, fastest.plan))
+    return tuple(points)
+
+
+def _tried_one_by_one(
+    entry: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str], quality: Quality
+) -> Weighed:
+    """The plan with other allowed codecs for some of the largest units, where that shortens the step."""
+    plan, step = mix_codecs(entry.plan, entry.step, shapes, costs, names, quality)
+    found = reorder(plan, shapes, costs, launches=QUICK)
+    if found.step < step:
+        plan, step = found.plan, found.step
+    worth = WORTH if quality.lost(plan.units) > quality.lost(entry.plan.units) else ANY
+    return _named(plan, step) if step < entry.step * (1 - worth) else entry
+
+
+def _named(plan: Plan, step: float) -> Weighed:
+    """A plan with the name of its codec, or `mixed`."""
+    used = {unit.codec for unit in plan.units}
+    return Weighed("mixed" if len(used) > 1 else used.pop(), plan, step)
 
 
 def reorder(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, launches: int = LONG) -> Weighed:
@@ -169,26 +247,20 @@ def _greedy_step(plan: Plan, shapes: Sequence[Shape], costs: Costs) -> float:
     return min(simulate(base).step, simulate(base.ordered(greedy_launch_order(base))).step)
 
 
-def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str]) -> Weighed:
+def _mixture(chosen: Weighed, shapes: Sequence[Shape], costs: Costs, names: Sequence[str], quality: Quality) -> Weighed:
     """The chosen plan with other codecs for some units: SeCoPa's rule first, then one unit at a time."""
     plan, step = chosen.plan, chosen.step
     ordered = reorder(fastest_alone(plan, shapes, costs, names), shapes, costs, launches=QUICK)
     if ordered.step < step:
         plan, step = ordered.plan, ordered.step
-    plan, step = mix_codecs(plan, step, shapes, costs, names)
+    plan, step = mix_codecs(plan, step, shapes, costs, names, quality)
     found = reorder(plan, shapes, costs, launches=QUICK)
     if found.step < step:
         plan, step = found.plan, found.step
-    used = {unit.codec for unit in plan.units}
-    return Weighed("mixed" if len(used) > 1 else used.pop(), plan, step)
+    return _named(plan, step)
 
 
-def _rank(entry: Weighed, names: Sequence[str]) -> int:
-    """Position, by quality, of the plan's codec that loses most."""
-    return max(names.index(unit.codec) for unit in entry.plan.units)
-
-
-def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, outcome: Outcome) -> str:
+def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, outcome: Outcome, quality: Quality) -> str:
     compute = costs.data + costs.forward + costs.backward
     others = [entry for entry in weighed if entry.name != chosen.name]
     dense = next((entry for entry in others if entry.name == "none"), None)
@@ -200,10 +272,14 @@ def _why(chosen: Weighed, weighed: Sequence[Weighed], costs: Costs, outcome: Out
     runner_up = next((entry for entry in others if entry is not dense), None)
     if runner_up is not None:
         faster = ", too little gained for what it loses" if runner_up.step < chosen.step else ""
+        if not quality.allows(runner_up.plan.units):
+            faster = ", which loses more than the error budget"
         parts.append(f"next best {runner_up.name} with {_ms(runner_up.step)}{faster}")
     parts.append(
         f"compute {_ms(compute)}, wire {_ms(outcome.wire)}" + (f", host {_ms(outcome.host)}" if outcome.host else "")
     )
+    if isinstance(quality, ByError):
+        parts.append(f"error {quality.lost(chosen.plan.units):.2g} of a budget of {quality.budget.error:g}")
     return "; ".join(parts)
 
 

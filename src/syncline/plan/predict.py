@@ -8,7 +8,7 @@ import torch
 
 from syncline import codecs, exchange
 from syncline.codecs.build import LATE, Round
-from syncline.plan.costs import CodecCost, Costs, Curve, Host, over
+from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape, Unit
 from syncline.sim import Job, Layer, Network, Outcome, Scenario, Transfer, simulate
@@ -25,12 +25,14 @@ COUNTED = 16
 
 @dataclass(frozen=True)
 class LaunchTraffic:
-    """Communication of one launch of a unit: for each round, messages and bytes that the busiest rank sends."""
+    """Communication of one launch of a unit: for each round, messages and bytes that the busiest node sends."""
 
     cells: int
     """How many batches the codec processes in it."""
     messages: tuple[float, ...]
     sent: tuple[float, ...]
+    inside: tuple[float, ...]
+    """Bytes that a rank sends inside its node before and after that; 0 unless the exchange is hierarchical."""
 
 
 def predict(plan: Plan, shapes: Sequence[Shape], costs: Costs, *, spans: bool = False) -> Outcome:
@@ -111,7 +113,7 @@ def _layers(units: Sequence[Unit], costs: Costs) -> tuple[tuple[Layer, ...], dic
 def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0, ready: int = 0) -> Job:
     """The simulator's job for one part of a unit (all parts are equal)."""
     members = [shapes[name] for name in unit.parameters]
-    one = _launch_of(unit, shapes, costs.world)
+    one = _launch_of(unit, shapes, costs.world, costs.node)
     values = sum(shape.values for shape in members) / unit.partitions
     carried = carried_cost(unit.codec, unit.exchange, costs)
     cost = carried or cost_of(unit.codec, costs)
@@ -127,18 +129,30 @@ def job(unit: Unit, shapes: Mapping[str, Shape], costs: Costs, *, index: int = 0
         single, share = decode / costs.world, 1 / costs.world
         between += len(one.sent) * (single * (1 - share) + _seconds(cost.encode, values * share, one.cells))
         decode = single
+    if carried is None and costs.node > 1 and _is_hierarchical(unit.exchange) and built(unit.codec).view == "flat":
+        # The ranks of a node share the work, and of an all-gather's payloads one per node is decoded.
+        gathers = exchanges_to_weigh(unit.codec, 2)[0] == "allgather"
+        encode, decode = encode / costs.node, decode / costs.node ** (2 if gathers else 1)
     rounds = tuple(
-        Transfer(costs.link.latency * messages, size / halves / costs.link.bytes_per_s)
-        for messages, size in zip(one.messages, one.sent, strict=True)
+        Transfer(
+            costs.link.latency * messages + _inside_seconds(inside, messages, costs.inside),
+            size / halves / costs.link.bytes_per_s,
+        )
+        for messages, size, inside in zip(one.messages, one.sent, one.inside, strict=True)
         for _ in range(halves)
     )
     return Job(index, ready, encode, rounds, between / max(1, len(rounds) - 1), decode)
 
 
-def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int) -> LaunchTraffic:
+def _inside_seconds(nbytes: float, messages: float, link: LinkCost | None) -> float:
+    """Seconds inside the nodes, before and after a message between them; the network between is free meanwhile."""
+    return messages * link.latency + nbytes / link.bytes_per_s if link is not None and nbytes else 0.0
+
+
+def _launch_of(unit: Unit, shapes: Mapping[str, Shape], world: int, node: int = 1) -> LaunchTraffic:
     members = [shapes[name] for name in unit.parameters]
     sizes = tuple(shape.shape for shape in members)
-    return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, world)
+    return launch(unit.codec, unit.exchange, sizes, members[0].dtype, unit.partitions, world, node)
 
 
 def carried_cost(codec: str, carrier: str, costs: Costs) -> CodecCost | None:
@@ -171,11 +185,19 @@ def built(codec: str) -> codecs.Codec:
 
 
 @lru_cache(maxsize=1024)
-def exchanges_to_weigh(codec: str, world: int) -> tuple[str, ...]:
-    """Exchanges to compare for a codec: the default one, and sharded if payloads do not add and it sends less."""
+def exchanges_to_weigh(codec: str, world: int, node: int = 1) -> tuple[str, ...]:
+    """Exchanges to compare for a codec: the default one, and those that may send less.
+
+    That is `sharded` if payloads do not add, and `hierarchical` if there are several nodes of several ranks.
+    """
     legal = exchange.legal(built(codec))
     both = legal[0] == "allgather" and "sharded" in legal and world > 2
-    return (legal[0], "sharded") if both else (legal[0],)
+    nested = 1 < node < world and "hierarchical" in legal
+    return (legal[0], *["sharded"] * both, *[f"hierarchical(node={node})"] * nested)
+
+
+def _is_hierarchical(carrier: str) -> bool:
+    return exchange.build(carrier).definition.name == "hierarchical"
 
 
 def _merges(codec: str, carrier: str) -> bool:
@@ -189,7 +211,13 @@ def _seconds(line: Curve, values: float, times: int) -> float:
 
 @lru_cache(maxsize=65536)
 def launch(
-    codec: str, carrier: str, sizes: tuple[tuple[int, ...], ...], dtype: torch.dtype, parts: int, world: int
+    codec: str,
+    carrier: str,
+    sizes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    parts: int,
+    world: int,
+    node: int = 1,
 ) -> LaunchTraffic:
     """Communication of one of `parts` launches of tensors of these sizes: the mean of two late steps."""
     coded, link, scale = built(codec), exchange.build(carrier), 1.0
@@ -200,25 +228,35 @@ def launch(
         values = sum(torch.Size(size).numel() for size in sizes) // parts
         packed, scale = [((min(values, _LARGE),), None)], max(1.0, values / _LARGE)
     sent: dict[int, float] = {}
+    inside: dict[int, float] = {}
     messages: dict[int, float] = {}
     for step in (LATE, LATE + 1):
         fused: set[tuple[int, object]] = set()
         for shape, lengths in packed:
             for number, one in enumerate(coded.rounds(shape, dtype, step=step, packed=True, lengths=lengths)):
-                sent[number] = sent.get(number, 0.0) + _sent(link, one, world) / 2 * scale
+                outer, inner = _sent(link, one, world, node)
+                sent[number] = sent.get(number, 0.0) + outer / 2 * scale
+                inside[number] = inside.get(number, 0.0) + inner / 2 * scale
                 # Payloads that add and have the same coder are sent as one message.
                 alone = not one.adds or (number, one.coder) not in fused
                 messages[number] = messages.get(number, 0.0) + alone / 2
                 fused.add((number, one.coder))
     order = sorted(sent)
-    return LaunchTraffic(len(packed), tuple(messages[n] for n in order), tuple(sent[n] for n in order))
+    columns = (tuple(column[number] for number in order) for column in (messages, sent, inside))
+    return LaunchTraffic(len(packed), *columns)
 
 
-def _sent(link: exchange.Exchange, one: Round, world: int) -> float:
-    """Bytes that the busiest rank sends for one communication."""
-    form = Network(0.0, 1.0)
-    if link.text in _ALIKE:
-        return form.transfer(link.text, one.nbytes, world).wire
-    few = min(world, COUNTED)
-    grown = form.transfer(link.text, 1.0, world).wire / form.transfer(link.text, 1.0, few).wire if few < world else 1.0
-    return max(link.sent_bytes(one, few)) * grown
+def _sent(link: exchange.Exchange, one: Round, world: int, node: int) -> tuple[float, float]:
+    """Bytes that the busiest node sends for one communication, and that a rank sends inside its node beside that.
+
+    Only a hierarchical exchange sends inside the nodes before and after; the others do so at the same time.
+    """
+    form = Network(0.0, 1.0, inside=Network(0.0, 1.0))
+    # A ring passes each node's boundary once, whatever the number of its ranks; shards of all its ranks do.
+    if link.text in _ALIKE and (node == 1 or link.text != "sharded"):
+        return form.transfer(link.text, one.nbytes, world).wire, 0.0
+    few = min(world, max(2 * node, COUNTED // node * node))
+    counted = form.transfer(link.text, 1.0, few).wire
+    grown = form.transfer(link.text, 1.0, world).wire / counted if few < world and counted else 1.0
+    between, inside = link.node_bytes(one, few, node)
+    return between * grown, float(inside) if _is_hierarchical(link.text) else 0.0

@@ -1,46 +1,65 @@
-"""Accuracy lost by each codec against dense training, in points, from `syncline bench convergence`.
+"""The quality of a plan: by measured errors within a budget, or, where none were measured, by the order of codecs."""
 
-`POINTS` comes from benchmarks/results/convergence.json (default options, one seed), `CHOSEN` from
-convergence-vgg19-h200.json (three seeds), both on Fashion-MNIST; a test compares them. The planner only chooses codecs
-within a budget.
-"""
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-POINTS = {
-    "bf16": -0.3,
-    "fp16": -0.2,
-    "natural": -0.3,
-    "int8": 0.0,
-    "int4": 0.0,
-    "terngrad": 0.2,
-    "dgc": 0.4,
-    "qsgd": 0.5,
-    "threshold": 0.9,
-    "powersgd": 1.0,
-    "onebit": 1.2,
-    "efsignsgd": 1.3,
-    "topk": 1.8,
-    "graddrop": 1.9,
-    "acpsgd": 3.2,
-    "tbq": 6.0,
-    "randomk": 13.1,
-}
-CHOSEN = {"powersgd(rank=32) | bf16": -0.2}
-"""Codecs with other than default options, on a GPU; the mean over seeds.
+from syncline.plan.errors import ROUNDING, Budget, Errors
+from syncline.plan.unit import Unit
 
-Not for CPUs: there VGG11 with SGD had a higher loss than dense in its first 80 steps, with each of three seeds.
-"""
-NOISE = 0.6
-"""Noise of one run, in points: a codec that loses less counts as equal to dense."""
-_OWN_MOMENTUM = {"dgc"}
-_DOMINATED = {"fp16", "natural", "qsgd"}
+LEVELS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""Budgets of the frontier, besides the budget asked for: what each would buy."""
 
 
-def within(points: float, *, device: str = "cpu") -> list[str]:
-    """Codecs within a budget of points on a kind of device, best quality first.
+class Quality(Protocol):
+    """Judges the units of a plan."""
 
-    Codecs with their own momentum are left out, and so are those that another codec beats in bytes and in speed.
-    """
-    known = POINTS | (CHOSEN if device == "cuda" else {})
-    names = [name for name, lost in known.items() if lost <= points and name not in _OWN_MOMENTUM | _DOMINATED]
-    # Codecs measured on one model only come after those of the common benchmark.
-    return sorted((name for name in names if name != "bf16"), key=lambda name: (name in CHOSEN, known[name]))
+    def lost(self, units: Sequence[Unit]) -> float:
+        """How much they lose; more is worse."""
+
+    def allows(self, units: Sequence[Unit]) -> bool:
+        """Whether a plan may have these units."""
+
+
+@dataclass(frozen=True)
+class ByOrder:
+    """Without measured errors: codecs lose more the later they are named, and all that are named are allowed."""
+
+    names: Sequence[str]
+
+    def lost(self, units: Sequence[Unit]) -> float:
+        """The position of the codec that loses most."""
+        return float(max(self.names.index(unit.codec) for unit in units))
+
+    def allows(self, units: Sequence[Unit]) -> bool:
+        """All are."""
+        return True
+
+
+@dataclass(frozen=True)
+class ByError:
+    """With measured errors: the relative squared error of all gradients together, inside a budget."""
+
+    errors: Errors
+    budget: Budget
+
+    def lost(self, units: Sequence[Unit]) -> float:
+        """The error of these units together."""
+        return self.errors.total(units)
+
+    def allows(self, units: Sequence[Unit]) -> bool:
+        """Whether they are inside the budget."""
+        return self.budget.allows(units, self.errors)
+
+    def levels(self) -> list["ByError"]:
+        """The same errors with budgets from very small to beyond the one asked for, each with its limit for units."""
+        limits = sorted({0.0, self.budget.error, *LEVELS})
+        return [self if limit == self.budget.error else ByError(self.errors, Budget(limit)) for limit in limits]
+
+    def share(self, unit: Unit) -> float:
+        """The part of the plan's error that a unit has; infinite if that is more than a unit may lose."""
+        if unit.codec not in ROUNDING and self.errors.of(unit) > self.budget.unit:
+            return math.inf
+        whole, lost = sum(self.errors.energy.values()), self.errors.lost(unit)
+        return lost / whole if whole else lost

@@ -1,23 +1,23 @@
-"""Files of a `syncline(auto)` run: `plan.toml`, `costs.json` and `shapes.json`, for later predictions."""
+"""Files of a `syncline(auto)` run for later predictions: `plan.toml`, `costs.json`, `errors.json`, `shapes.json`."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from syncline.errors import UsageError
 from syncline.files import read_json, reason
 from syncline.plan.costs import Costs, load_costs
+from syncline.plan.errors import DEFAULT_ERROR, Errors, errors_of
 from syncline.plan.file import load
 from syncline.plan.frozen_parameters import trained
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
 VERSION = 1
-PLAN, COSTS, SHAPES = "plan.toml", "costs.json", "shapes.json"
+PLAN, COSTS, SHAPES, ERRORS = "plan.toml", "costs.json", "shapes.json", "errors.json"
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,14 @@ class Recorded:
     device: str
     planned_at: int
     """Number of steps completed when the plan came into use."""
+    errors: Errors | None = None
+    """What codecs lose on the job's gradients; None if that was not measured."""
+
+    @property
+    def error_budget(self) -> float:
+        """The budget that the run's plan was made with, or the default one."""
+        budget = self.plan.about.get("error_budget")
+        return float(budget) if isinstance(budget, int | float) else DEFAULT_ERROR
 
 
 def shapes_text(
@@ -47,7 +55,7 @@ def shapes_text(
 
 
 def load_recorded(folder: Path) -> Recorded:
-    """Read the three files from a strategy's folder of a run."""
+    """Read the files from a strategy's folder of a run."""
     costs, plan = load_costs(folder / COSTS), load(folder / PLAN)
     file = folder / SHAPES
     try:
@@ -60,7 +68,7 @@ def load_recorded(folder: Path) -> Recorded:
             tuple(Shape(str(name), tuple(map(int, dims)), _dtype(dtype)) for name, dims, dtype in rows)
             for rows in (table["shapes"], table.get("frozen", []))
         )
-        facts: tuple[Any, ...] = (str(table["strategy"]), str(table["device"]), int(table["planned_at"]))
+        facts = str(table["strategy"]), str(table["device"]), int(table["planned_at"])
     except OSError as error:
         raise UsageError(f"cannot read {file}, which belongs to {COSTS}: {reason(error)}") from None
     except (ValueError, TypeError, KeyError) as error:
@@ -73,7 +81,19 @@ def load_recorded(folder: Path) -> Recorded:
         plan.check([*shapes, *frozen])
     except UsageError as error:
         raise UsageError(f"{folder / PLAN} and {file} are not of one run: {error}") from None
-    return Recorded(shapes, costs, trained(plan, shapes), *facts)
+    return Recorded(shapes, costs, trained(plan, shapes), *facts, _errors(folder / ERRORS))
+
+
+def _errors(file: Path) -> Errors | None:
+    """The errors of a run; runs of earlier versions have none."""
+    if not file.is_file():
+        return None
+    try:
+        return errors_of(read_json(file))
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {reason(error)}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{file} does not hold errors of codecs: delete it, or measure again ({error!r})") from None
 
 
 def _dtype(name: str) -> torch.dtype:

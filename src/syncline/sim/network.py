@@ -116,12 +116,14 @@ def ring(network: Network, size: float, nodes: int, plain: float) -> Cost:
 
 
 @exchange_time("server")
-def server(network: Network, size: float, nodes: int, plain: float, servers: int = 1) -> Cost:
-    """Into and out of the busiest link: a server's, or a worker's if there are more servers than workers."""
-    if not 1 <= servers < nodes:
-        raise UsageError(f"server(servers={servers}) among {nodes}: use 1 to {nodes - 1} servers")
-    workers = nodes - servers
-    return Cost(2, max(1.0, workers / servers) * size + max(1.0, (nodes - 1) / servers) * size)
+def server(network: Network, size: float, nodes: int, plain: float, servers: int = 1, dedicated: bool = False) -> Cost:
+    """Into and out of the busiest link: a server's, or a worker's if there are many servers."""
+    most = nodes - 1 if dedicated else nodes
+    if not 1 <= servers <= most:
+        raise UsageError(f"server(servers={servers}) among {nodes}: use 1 to {most} servers")
+    senders = nodes - servers if dedicated else nodes - 1
+    least = 1.0 if servers < nodes else 0.0
+    return Cost(2, (max(least, senders / servers) + max(least, (nodes - 1) / servers)) * size)
 
 
 @exchange_time("gather-scatter")
@@ -131,17 +133,20 @@ def gather_scatter(network: Network, size: float, nodes: int, plain: float) -> C
 
 
 @exchange_time("hierarchical")
-def hierarchical(
-    network: Network, size: float, nodes: int, plain: float, node: int = 2, between: str = "sharded"
-) -> Cost:
-    """Uncompressed values to each node's first rank, an exchange between those, uncompressed values back."""
+def hierarchical(network: Network, size: float, nodes: int, plain: float, node: int = 2, between: str = "auto") -> Cost:
+    """Uncompressed shards inside each node, an exchange of the sums between nodes, uncompressed shards inside again.
+
+    With `network.inside`, the network's links are those of nodes, which their ranks share; else each rank has its own.
+    """
     if node < 1:
         raise UsageError(f"hierarchical(node={node}): use 1 or more ranks per node")
-    members, leaders = min(node, nodes), math.ceil(nodes / node)
-    local = Cost(2, 2 * (members - 1) * plain) if members > 1 else Cost(0, 0)
-    outer = _cost(network, between, size, leaders, plain) if leaders > 1 else Cost(0, 0)
+    members, groups = min(node, nodes), math.ceil(nodes / node)
+    carriers = nodes - (groups - 1) * node
+    local = Cost(2, 2 * (members - 1) / carriers * plain) if members > 1 else Cost(0, 0)
+    pattern = between if between != "auto" else "allgather" if groups == 2 else "sharded"
+    outer = _cost(network, pattern, size, groups, plain) if groups > 1 else Cost(0, 0)
     if network.inside is None:
-        return Cost(local.messages + outer.messages, local.nbytes + outer.nbytes, outer.aside)
+        return Cost(local.messages + outer.messages, local.nbytes + outer.nbytes / carriers, outer.aside)
     aside = local.messages * network.inside.latency + local.nbytes / network.inside.bytes_per_s
     return Cost(outer.messages, outer.nbytes, outer.aside + aside)
 

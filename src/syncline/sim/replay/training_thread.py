@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncline.sim.replay.background import Work
-from syncline.trace.span import BLOCKED, STEP, TRAINING_LANES, Span
+from syncline.trace.span import BLOCKED, ISSUING, STEP, TRAINING_LANES, Span
 
 STALL, OTHER = "stall", "other"
 
@@ -77,6 +77,7 @@ class Thread:
     def _build(self, spans: Iterable[Span], *, blocked: bool) -> None:
         begin, end = self._steps[0].start, self._steps[-1].end
         own = [(s.start, s.end, s.lane) for s in spans if s.lane in TRAINING_LANES]
+        own += [(s.start, s.end, OTHER) for s in spans if s.lane == "wait" and s.name == ISSUING]
         if blocked:
             own += [(s.start, s.end, STALL) for s in spans if s.lane == "wait" and s.name == BLOCKED]
         at = begin
