@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from syncline import codecs, exchange, plan, trace
     from syncline.engine.attach import attach
     from syncline.engine.sync import Sync
+    from syncline.integrations import fsdp
     from syncline.integrations.ddp_hook import ddp_hook
     from syncline.integrations.ddp_wrapper import DistributedDataParallel
 
@@ -26,6 +27,7 @@ __all__ = [
     "codecs",
     "ddp_hook",
     "exchange",
+    "fsdp",
     "plan",
     "trace",
 ]
@@ -41,8 +43,12 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, so that a misspe
 
     def __getattr__(name: str) -> Any:
         # On first use, so that `import syncline` does not import torch.
+        if name == "attach":
+            import_module("syncline.pipeline.freeze")  # for attach(..., freeze=...): it comes after the engine
         if name in _MODULES:
             return getattr(import_module(_MODULES[name]), name)
+        if name == "fsdp":
+            return import_module("syncline.integrations.fsdp")
         if name in __all__:
             return import_module(f"syncline.{name}")
         raise AttributeError(f"module 'syncline' has no attribute '{name}'")
@@ -52,5 +58,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
-if os.environ.get("SYNCLINE_TRACE"):
+if os.environ.get("SYNCLINE_TRACE") or os.environ.get("SYNCLINE_WATCH"):
     import_module("syncline.trace.record.session").start_if_requested()

@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -70,6 +70,19 @@ def storage_address(tensor: Tensor) -> int:
     """Which memory a tensor is in: equal for tensors that share it."""
     with NoSubclasses():
         return int(tensor.untyped_storage()._cdata)
+
+
+def export_cuda_memory(tensor: Tensor) -> list[int | str | bool]:
+    """A handle of a whole GPU allocation as plain values, for one other process; export once for each."""
+    found = tensor.untyped_storage()._share_cuda_()
+    return [value.hex() if isinstance(value, bytes) else value for value in found]
+
+
+def open_cuda_memory(handle: Sequence[int | str | bool]) -> Tensor:
+    """The bytes of another process's GPU memory, from its handle; they live as long as that process keeps them."""
+    values = [bytes.fromhex(value) if isinstance(value, str) else value for value in handle]
+    storage = torch.UntypedStorage._new_shared_cuda(*values)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def unowned_view(tensor: Tensor) -> Tensor:
@@ -149,6 +162,10 @@ def group_timeout(group: dist.ProcessGroup | None) -> float:
     return float(options._timeout.total_seconds())
 
 
+_groups_made: "weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
+"""Groups that `new_group` has made in this world, by ranks: the same on all members, since they make it together."""
+
+
 def new_group(
     ranks: Sequence[int], *, timeout: Any, backend: str | None = None, slim: bool = False
 ) -> dist.ProcessGroup:  # fmt: skip
@@ -159,9 +176,28 @@ def new_group(
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         options.config.max_ctas = 1
-    return dist.new_group(  # type: ignore[no-any-return]
-        list(ranks), timeout=timeout, backend=backend, pg_options=options, use_local_synchronization=not whole
-    )
+    with _unique_group_name(ranks):
+        return dist.new_group(  # type: ignore[no-any-return]
+            list(ranks), timeout=timeout, backend=backend, pg_options=options, use_local_synchronization=not whole
+        )
+
+
+@contextmanager
+def _unique_group_name(ranks: Sequence[int]) -> Iterator[None]:
+    """Let torch give a group made by its members alone a name that no earlier one of the same ranks had.
+
+    torch hashes the ranks and the number of groups that exist. Once a group was destroyed, the next one would get its
+    name, find its addresses in the store, and wait for connections that nobody accepts.
+    """
+    c10d: Any = dist.distributed_c10d
+    made, key = _groups_made.setdefault(world_group(), Counter()), tuple(sorted(ranks))
+    made[key] += 1
+    number, original = made[key], c10d._hash_ranks_to_str
+    c10d._hash_ranks_to_str = lambda members: original([*members, -number])
+    try:
+        yield
+    finally:
+        c10d._hash_ranks_to_str = original
 
 
 def abort_group(group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -443,6 +479,20 @@ def on_every_wait(around: Callable[..., Any]) -> Callable[[], None]:
     return replace_function(dist.Work, "wait", around)
 
 
+def on_fsdp_messages(around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around` in place of the calls in which FSDP2, if it is loaded, packs, sends, awaits and unpacks messages."""
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    owner = getattr(module, "FSDPParamGroup", None)
+    calls = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finalize_backward")
+    undo = [replace_function(owner, call, around) for call in calls if hasattr(owner, call)]
+
+    def restore() -> None:
+        for one in undo:
+            one()
+
+    return restore
+
+
 def on_every_batch(around: Callable[..., Any]) -> Callable[[], None]:
     """Put `around` in place of the call that gets the next batch of any `torch.utils.data.DataLoader`."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -581,6 +631,14 @@ def ddp_ignored(module: Any) -> bool:
     return bool(getattr(module, "_ddp_params_and_buffers_to_ignore", None))
 
 
+def flight_recorder_dump() -> bytes:
+    """torch's record of this process's last collectives, as a pickle of plain values: NCCL's if it is in use."""
+    c10d: Any = torch._C._distributed_c10d
+    if dist.is_initialized() and "nccl" in dist.get_backend() and hasattr(c10d, "_dump_nccl_trace"):
+        return bytes(c10d._dump_nccl_trace())
+    return bytes(c10d._dump_fr_trace())
+
+
 _GETTERS = """
 shape dtype device layout ndim is_leaf is_sparse is_cuda is_cpu is_meta is_quantized is_mkldnn itemsize nbytes grad_fn
 retains_grad requires_grad grad _version output_nr _backward_hooks _post_accumulate_grad_hooks is_mps is_sparse_csr
@@ -607,3 +665,12 @@ def metadata_functions() -> frozenset[Any]:
 
 
 __all__ = ["FileStore", "GradBucket", "NoSubclasses", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+
+
+def fsdp_requires_all_reduce(module: Any) -> bool:
+    """Whether `set_requires_all_reduce(False)` is not in force on this FSDP2 module."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch < 2.13
+        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return all(group.all_reduce_grads for group in groups)

@@ -56,9 +56,11 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
 
     >>> str(unknown("strategy", "dpp", ["ddp", "ring"]))
     "unknown strategy 'dpp': did you mean 'ddp'? (known: ddp, ring)"
+    >>> str(unknown("strategy", "x", ["ddp", "ring"]))
+    "unknown strategy 'x' (known: ddp, ring)"
     """
     known = sorted(choices)
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return UsageError(f"unknown {kind} '{name}': {hint}(known: {', '.join(known)})")
+    hint = f": did you mean '{near[0]}'?" if near else ""
+    return UsageError(f"unknown {kind} '{name}'{hint} (known: {', '.join(known)})")

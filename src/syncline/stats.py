@@ -156,3 +156,23 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> tup
     below = itertools.accumulate(probability(k) for k in range(n // 2))
     k = max(1, sum(1 for _ in itertools.takewhile(lambda p: p <= (1 - confidence) / 2, below)))
     return ordered[k - 1], ordered[n - k]
+
+
+_STUDENT = (
+    12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""The 97.5% quantile of Student's distribution with 1, 2, ... 30 degrees of freedom."""
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% confidence interval of the mean, by Student's distribution; None for fewer than two values.
+
+    >>> mean_interval([1.0, 2.0, 3.0])
+    (-0.4843, 4.4843)
+    """
+    if len(values) < 2:
+        return None
+    factor = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
+    centre, half = mean(values), factor * std(values) / math.sqrt(len(values))
+    return round(centre - half, 4), round(centre + half, 4)

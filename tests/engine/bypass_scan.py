@@ -7,9 +7,10 @@ stale values that were overwritten, show that it touched the memory.
 
 import inspect
 import types
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,84 +108,104 @@ def scan(functions: Mapping[str, Callable[..., Any]]) -> Found:
     Functions in Python get all patterns with a kind of tensor that fits, and all with one number.
     """
     found = Found()
-    for name, function in functions.items():
-        native, fits = not inspect.isfunction(function), False
-        for kind, stale in _kinds().items():
-            collective = name.startswith(("torch.distributed", "ProcessGroup"))
-            if (fits and kind != "one number") or (collective and kind not in ("parameter", "tensor")):
-                continue
-            for text, pattern in PATTERNS.items():
-                if collective and text not in COLLECTIVE_PATTERNS:
-                    continue
-                waited = _try(found, name, f"{text} with {kind}", lambda p, f=function, a=pattern: a(f, p), stale)
-                fits = fits or waited
-                if fits and native:
-                    break
-            if fits and native:
-                break
+    with _others_marked():
+        for name, function in functions.items():
+            _scan_one(found, name, function)
     return found
+
+
+def _scan_one(found: Found, name: str, function: Callable[..., Any]) -> None:
+    native, fits = not inspect.isfunction(function), False
+    collective = name.startswith(("torch.distributed", "ProcessGroup"))
+    refused: set[str] = set()
+    """Patterns that do not fit the arguments of a C++ function, whatever values a tensor of floats has."""
+    for kind in KINDS:
+        if (fits and kind != "one number") or (collective and kind not in ("parameter", "tensor")):
+            continue
+        for text, pattern in PATTERNS.items():
+            if (collective and text not in COLLECTIVE_PATTERNS) or (text in refused and kind in FLOATS):
+                continue
+            outcome = _try(found, name, f"{text} with {kind}", lambda p, a=pattern: a(function, p), kind)
+            fits = fits or outcome == "waited"
+            if outcome == "refused" and native:
+                refused.add(text)
+            if fits and native:
+                return
 
 
 def try_recipes(recipes: Mapping[str, Callable[[Tensor], Any]], found: Found | None = None) -> Found:
     """Run functions of one pending tensor, a parameter and a plain tensor."""
     found = found or Found()
-    for name, recipe in recipes.items():
-        for kind in ("parameter", "tensor"):
-            _try(found, name, kind, recipe, _kinds()[kind])
+    with _others_marked():
+        for name, recipe in recipes.items():
+            for kind in ("parameter", "tensor"):
+                _try(found, name, kind, recipe, kind)
     return found
 
 
-def _try(found: Found, name: str, pattern: str, call: Callable[[Tensor], Any], make: Callable[[float], Tensor]) -> bool:
-    first = _outcome(call, make, 1.0)
-    if first is None:
-        return False
+@contextmanager
+def _others_marked() -> Iterator[None]:
+    """One more pending tensor, so that the guard is not put up and taken down again for every call."""
+    other = torch.zeros(1)
+    Pending(other, torch.zeros(1))
+    try:
+        yield
+    finally:
+        wait_on_touch.release(other)
+
+
+def _try(found: Found, name: str, pattern: str, call: Callable[[Tensor], Any], kind: str) -> str | None:
+    first = _outcome(call, kind, 1)
     if first == "waited":
         found.guarded.add(name)
-        return True
+    if first in (None, "waited", "refused"):
+        return first
     # A function that draws random numbers gives the same ones: every call is seeded.
-    if first == _outcome(call, make, 1.0) and first != _outcome(call, make, 2.0):
+    if first == _outcome(call, kind, 1) and first != _outcome(call, kind, 2):
         found.bypasses.setdefault(name, pattern)
     else:
         found.no_read.add(name)
-    return False
+    return first
 
 
-def _outcome(call: Callable[[Tensor], Any], make: Callable[[float], Tensor], value: float) -> str | None:
-    """The digest of result and memory; "waited" if the call waited; None if it failed."""
-    torch.manual_seed(0)
+def _outcome(call: Callable[[Tensor], Any], kind: str, value: int) -> str | None:
+    """The digest of result and memory; "waited" if the call waited; "refused" after a TypeError, None if it failed."""
+    torch.default_generator.manual_seed(0)
     _others.clear()
-    tensor = make(value)
-    before = digest(tensor.detach())
-    ticket = Pending(tensor, tensor.detach() * 3)
+    stale, arrived, before = _values(kind, value)
+    tensor = nn.Parameter(stale.clone()) if kind == "parameter" else stale.clone()
+    ticket = Pending(tensor, arrived)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = call(tensor)
-            if ticket.waited:
-                return "waited"
-            text = ("" if result is tensor else digest(result)) + digest(list(_others))
-            memory = digest(ticket.memory)
-    except Exception:
-        return "waited" if ticket.waited else None
+        result = call(tensor)
+        if ticket.waited:
+            return "waited"
+        text = ("" if result is tensor else digest(result)) + digest(list(_others))
+        memory = digest(ticket.memory)
+    except Exception as error:
+        return "waited" if ticket.waited else "refused" if isinstance(error, TypeError) else None
     finally:
         wait_on_touch.release(tensor)
     return "waited" if ticket.waited else f"{text} {memory == before}"
 
 
-def _kinds() -> dict[str, Callable[[float], Tensor]]:
-    """Makers of pending tensors: a value goes in, so that two of them can differ."""
+KINDS: Mapping[str, Tensor] = {
+    "parameter": torch.arange(9.0).view(3, 3) * 0.1,
+    "tensor": torch.arange(9.0).view(3, 3) * 0.1,
+    "vector": torch.tensor([0.2, 0.4, 0.3]),
+    "images": torch.linspace(0.1, 0.9, 48).view(1, 3, 4, 4),
+    "one number": torch.tensor(0.3),
+    "integers": torch.tensor([[0, 1, 1], [1, 0, 1], [1, 1, 2]]),
+}
+"""Values of pending tensors."""
+FLOATS = ("tensor", "vector", "images")
+"""Kinds that a C++ function cannot tell from a parameter when it looks at the types of its arguments."""
 
-    def square(value: float) -> Tensor:
-        return torch.eye(3) * 3 + torch.arange(9.0).view(3, 3) * 0.1 * value
 
-    return {
-        "parameter": lambda v: nn.Parameter(square(v)),
-        "tensor": lambda v: square(v),
-        "vector": lambda v: torch.tensor([0.2, 0.4, 0.3]) * v,
-        "images": lambda v: torch.linspace(0.1, 0.9, 48).view(1, 3, 4, 4) * v,
-        "one number": lambda v: torch.tensor(0.3) * v,
-        "integers": lambda v: torch.tensor([[0, 1, 1], [1, 0, 1], [1, 1, 2]]) * int(v),
-    }
+@cache
+def _values(kind: str, value: int) -> tuple[Tensor, Tensor, str]:
+    """Stale values, which differ with the given one; the values that will arrive; the digest of the stale ones."""
+    stale = KINDS[kind] * value + (torch.eye(3) * 3 if kind in ("parameter", "tensor") else 0)
+    return stale, stale * 3, digest(stale)
 
 
 _others: list[Tensor] = []

@@ -24,6 +24,13 @@ from ranks import run_ranks
 from syncline import exchange, plan
 
 WORLD, STEPS, LR, SMALL = 3, 5, 0.1, 16384
+OVER = " over "
+ROWS = [
+    *SPECS,
+    *(f"{spec}{OVER}hierarchical(node=2)" for spec in ("none", "bf16", "int8", "topk(0.1)", "powersgd(rank=2)")),
+    *(f"int8{OVER}{name}" for name in ("server(servers=2)", "hierarchical(node=1)")),
+]
+"""Codecs over their default exchanges, and some over others."""
 
 
 def model() -> nn.Sequential:
@@ -41,7 +48,8 @@ def train(spec: str, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     shapes = [plan.Shape(name, tuple(p.shape), p.dtype) for name, p in net.named_parameters()]
     # The convolution is a unit, the large matrix, and the small ones together.
-    rows = plan.default_plan(shapes, compress=spec, group_bytes=64 << 10)
+    codec, _, carrier = spec.partition(OVER)
+    rows = plan.default_plan(shapes, compress=codec, exchange=carrier or None, group_bytes=64 << 10)
     sync = syncline.attach(net, optimizer, plan=rows, process_group=group)
     grads: list[dict[str, Tensor]] = [{} for _ in range(STEPS)]
     for step in range(STEPS):
@@ -104,7 +112,7 @@ def reference(did: list[dict[str, Any]]) -> tuple[dict[str, Tensor], list[dict[s
     return parameters, states
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ROWS)
 def test_engine_is_lockstep(spec: str, request: pytest.FixtureRequest) -> None:
     # All chosen specs run together, at the first of them.
     items = [item for item in request.session.items if item.originalname == request.node.originalname]

@@ -50,7 +50,9 @@ def build(spec: str | None = None, **options: Any) -> tuple[nn.Sequential, torch
     net = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     shapes = [Shape(name, tuple(p.shape)) for name, p in net.named_parameters()]
-    plan = default_plan(shapes, compress=None if spec == REDUCER else spec, group_bytes=0)
+    codec, _, carrier = (spec or "none").partition(" over ")
+    codec = "none" if codec == REDUCER else codec
+    plan = default_plan(shapes, compress=codec, exchange=carrier or None, group_bytes=0, world=WORLD)
     plan = replace(plan, executor="reducer") if spec == REDUCER else plan
     return net, optimizer, syncline.attach(net, optimizer, plan=plan, **options)
 
@@ -89,6 +91,9 @@ def _survivor(
 
     try:
         for step in range(100_000):
+            if rank >= sync.trainers:
+                sync.serve(1)
+                continue
             loss = loss_of(net, rank, step)
             if rank == ODD and step == at and fault in FAULTS:
                 # The last layer's gradients are on their way by then, the first ones' are not there yet.
@@ -186,7 +191,14 @@ def check_survivors(told: list[Any], codes: list[int], text: str, *, within: flo
 
 
 @pytest.mark.parametrize(
-    ("spec", "caught"), [(None, True), ("powersgd(rank=2)", True), ("powersgd(rank=2)", False), (REDUCER, False)]
+    ("spec", "caught"),
+    [
+        *((None, True), ("powersgd(rank=2)", False), (REDUCER, False)),
+        pytest.param("powersgd(rank=2)", True, marks=pytest.mark.full),
+        ("int8 over hierarchical(node=2)", True),  # rank 2, on another node, never talks to the killed one
+        ("int8 over server(servers=2)", True),  # the killed rank is one of the servers
+        ("int8 over server(dedicated=true)", True),  # rank 2 serves and has no loop of its own
+    ],
 )
 def test_a_killed_rank_is_named_by_all_others(spec: str | None, caught: bool) -> None:
     at = random.randrange(1, 30)
@@ -209,7 +221,10 @@ def test_a_stuck_rank_is_named_by_all_others() -> None:
     check_survivors(told, codes, "is alive but has not joined", within=TIMEOUT + GRACE)
 
 
-@pytest.mark.parametrize(("spec", "caught"), [(None, True), (None, False), (REDUCER, True), (REDUCER, False)])
+@pytest.mark.parametrize(
+    ("spec", "caught"),
+    [(None, True), pytest.param(None, False, marks=pytest.mark.full), (REDUCER, True), (REDUCER, False)],
+)
 def test_an_error_in_a_rank_reaches_all_others(spec: str | None, caught: bool) -> None:
     told, (_, codes) = lose(spec, "raise", 3, caught=caught)
     assert [message[0] for message in told[ODD]] == ["fired", "ended"]

@@ -1,6 +1,7 @@
 """The engine over NCCL with several ranks on one device: loops match DDP, codecs match lockstep.
 
-The record of the loops: SYNCLINE_LOOPS_RECORD=record.json pytest -s tests/engine/test_engine_gpu.py -k loops
+The record of the loops: SYNCLINE_LOOPS_RECORD=record.json pytest -s tests/engine/test_engine_gpu.py -k loops_are
+With captured launches: SYNCLINE_CAPTURED_RECORD=record.json pytest -s tests/engine/test_engine_gpu.py -k loops_with
 """
 
 import json
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(580),
 ]
-LOOP_SECONDS = 420
+LOOP_SECONDS = float(os.environ.get("SYNCLINE_LOOPS_SECONDS", "420"))
 """Loops that have not begun by then are left out of the run on a GPU."""
 
 
@@ -98,7 +99,7 @@ def test_loops_with_captured_launches_over_nccl() -> None:
     wanted = [f"{row.name}-powersgd" for row in ROWS.values() if row.cuda and "powersgd" in row.ways]
     wanted.sort(key=lambda cell: not ROWS[cell.removesuffix("-powersgd")].core)
     file = os.environ.get("SYNCLINE_CAPTURED_RECORD")
-    run_loops(wanted, captured=True, seconds=LOOP_SECONDS / 4, record_file=file)
+    run_loops(wanted, captured=True, seconds=LOOP_SECONDS, record_file=file)
 
 
 def codecs_over_nccl(rank: int, world: int, folder: str) -> None:
@@ -250,3 +251,40 @@ def test_a_lost_peer_is_named_over_nccl(how: str) -> None:
         said = Path(folder, "said").read_text() if Path(folder, "said").exists() else "nothing"
         print(said)
         assert "PeerError (1,)" in said, said
+
+
+def freeze_on_one_rank(rank: int, world: int, folder: str) -> None:
+    join(rank, world, folder)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sync = syncline.attach(model, optimizer, timeout=30)
+    began, text = 0.0, "no error"
+    try:
+        for step in range(400):
+            if step == 2:
+                assert sync.plan.executor == "reducer"
+                began = time.monotonic()
+                model[0].requires_grad_(rank == 0)
+            model(torch.randn(8, 256, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            float(model[1].weight.detach().sum())
+    except Exception as error:
+        text = f"{type(error).__name__} {error}"
+    Path(folder, f"said-{rank}").write_text(json.dumps((time.monotonic() - began, text)))
+    os._exit(0)
+
+
+def test_freezing_on_one_rank_is_named_on_both_at_once_over_nccl() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.spawn(freeze_on_one_rank, args=(2, folder), nprocs=2, join=False)
+        assert context is not None
+        for process in context.processes:
+            process.join(60)
+            process.kill()
+        said = [json.loads(Path(folder, f"said-{rank}").read_text()) for rank in range(2)]
+        print(said)
+        for seconds, text in said:
+            assert text.startswith("UsageError"), text
+            assert "rank 1 froze '0.weight', '0.bias', and rank 0 did not" in text
+            assert seconds < 10

@@ -75,7 +75,7 @@ def load(rank: int, world: int, folder: str, old: int, codec: str) -> dict[str, 
     return {"same": same, "error": error, "size": size, "values": values}
 
 
-@pytest.mark.parametrize(("old", "new"), [(3, 3), (4, 2), (2, 3)])
+@pytest.mark.parametrize(("old", "new"), [pytest.param(3, 3, marks=pytest.mark.full), (4, 2), (2, 3)])
 def test_state_is_carried_to_another_plan_codec_and_world_size(old: int, new: int, tmp_path: Path) -> None:
     run_ranks(save, old, str(tmp_path))
     for codec in ("none", SPEC):

@@ -11,6 +11,7 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
+from syncline.engine.optimizer import partial_step
 from syncline.errors import UsageError
 
 
@@ -220,3 +221,53 @@ def hooks_and_wrappers(rank: int, world: int) -> None:
 
 def test_hooks_signatures_and_wrappers() -> None:
     run_ranks(hooks_and_wrappers, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.1, "maximize": True}),
+        ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+        ("AdamW", {}),
+        ("Adagrad", {"lr_decay": 0.1}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+        ("Adadelta", {}),
+        ("Adamax", {}),
+        ("Rprop", {}),
+    ],
+)
+def test_lists_of_small_parameters_are_stepped_with_the_same_bits(kind: str, options: dict[str, Any]) -> None:
+    ends = []
+    for lists in (False, True):
+        numbers = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=numbers)) for shape in ((1000,), (37,), (33, 65))]
+        optimizer = getattr(torch.optim, kind)(parameters, lr=1e-2, **options)
+        groups = [0] if partial_step.steps_as_lists(optimizer, optimizer.param_groups[0], parameters) else []
+        assert groups == [0]
+        for _ in range(5):
+            for p in parameters:
+                p.grad = torch.randn(p.shape, generator=numbers)
+            with partial_step.stepping_as_lists(optimizer, groups if lists else []):
+                optimizer.step()
+        assert optimizer.param_groups[0]["foreach"] is None
+        ends.append(parameters)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_lists_are_used_only_where_torch_takes_them_and_they_pay() -> None:
+    small = [nn.Parameter(torch.zeros(8)) for _ in range(3)]
+    large = [nn.Parameter(torch.zeros(1 << 15)) for _ in range(3)]
+
+    def lists(parameters: Any, kind: Any = torch.optim.Adam, **options: Any) -> bool:
+        optimizer = kind(parameters, **options)
+        return partial_step.steps_as_lists(optimizer, optimizer.param_groups[0], parameters)
+
+    assert lists(small)
+    assert not lists(large)
+    assert not lists(small[:1])
+    assert not lists(small, foreach=False)
+    assert not lists(small, fused=True)
+    assert not lists(small, lr=torch.tensor(0.1))
+    assert not lists(small, torch.optim.NAdam), "other bits"
+    assert not lists(small, type("Adam", (torch.optim.Adam,), {})), "a class of the user's"

@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -346,6 +347,26 @@ def test_a_loop_that_the_reducer_cannot_run_keeps_the_other_executor() -> None:
     assert first[-8:] == second == ["True"] * 8
 
 
+def unusual_on_rank_1(rank: int, world: int) -> str:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sync = syncline.attach(net, optimizer, plan=reducer_plan(net), timeout=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice about create_graph
+        with pytest.raises(UsageError) as error:
+            forward(net, batch(rank, 0)).backward(create_graph=rank == 1)
+    sync.close(reuse_groups=False)
+    return str(error.value)
+
+
+def test_one_rank_alone_that_needs_the_other_executor_is_named_on_all() -> None:
+    """Gloo ends the process if messages of two executors meet."""
+    began = time.monotonic()
+    for text in run_ranks(unusual_on_rank_1, 2):
+        assert "create_graph=True) keeps the graph of gradients on rank 1, and not on rank 0: run" in text
+    assert time.monotonic() - began < 15
+
+
 def recorded(rank: int, world: int, codec: str) -> tuple[set[tuple[str, str, str]], list[bool]]:
     """Spans while recording, none before; the results do not depend on it."""
     outcomes = []
@@ -403,6 +424,8 @@ def test_buckets_follow_the_backward_pass() -> None:
     other = bucket_plan(shapes, bucket_bytes=1 << 20, complete=at)
     first = other.order[0][0]
     assert {unit.name: unit.parameters for unit in other.units}[first] == ("0.weight",)
+    assert len(bucket_plan(shapes[:-1]).units) == 2, "a small first one, as under DDP"
+    assert len(bucket_plan(shapes[:-1], bucket_bytes=100 << 20).units) == 1
 
 
 def wrapped(rank: int, world: int) -> bool:
@@ -469,6 +492,7 @@ def tried(rank: int, world: int) -> list[tuple[str, list[int], bool]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(90)
 def test_tuning_keeps_the_executor_that_is_faster() -> None:
     first, second = run_ranks(tried, 2, timeout=80)

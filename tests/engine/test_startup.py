@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import syncline
 from ranks import run_ranks
 from syncline.engine.executors.reducer import BucketReducer
-from syncline.engine.tuning import budget, tuner
+from syncline.engine.tuning import budget, drift_watch
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, Timed, other_codecs, other_sizes
 from syncline.engine.tuning.report import TuningReport
@@ -56,9 +56,55 @@ def test_a_trial_stops_early() -> None:
     assert trial.add(Seen(0.995), TIMED)
     assert trial.current is None, "a plan that was timed is not tried again"
     assert trial.fastest().plan is first, "half a percent is noise"
+    half = bucket_plan(SHAPES, codec="bf16")
+    codecs = ExecutorTrial([first, half])
+    assert codecs.add(Seen(1.0), TIMED)
+    assert codecs.add(Seen(0.98), TIMED)
+    assert codecs.fastest().plan is first, "what BF16 loses is worth more than 2%"
     needy = ExecutorTrial([first], then=[lambda best: [second]], enough=lambda one: one.step > 2)
     assert needy.add(Seen(3.0), 1)
     assert needy.current is None
+
+
+def test_a_plan_that_was_slower_in_a_trial_gets_a_second_chance() -> None:
+    first, second, third = (bucket_plan(SHAPES, bucket_bytes=size) for size in (1 << 30, 8 << 20, 1 << 10))
+    trial = ExecutorTrial([first, second, third])
+    for step in (1.0, 1.05, 1.5):
+        trial.add(Seen(step), TIMED)
+    rivals = trial.rivals()
+    assert not rivals.beaten
+    assert rivals.instead_of(first, 1.02) is None, "within the noise"
+    assert rivals.beaten
+    rivals = trial.rivals()
+    chosen = rivals.instead_of(first, 1.2)
+    assert chosen is not None
+    assert chosen.plan is second
+    chosen = rivals.instead_of(second, 1.3)
+    assert chosen is not None
+    assert chosen.plan is first, "with the time of its window"
+    assert rivals.instead_of(first, 1.4) is None, "no third change"
+    assert rivals.beaten
+    assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).rivals().beaten
+
+
+def test_bf16_has_to_be_faster_than_dense_over_a_window_too() -> None:
+    dense, half = (bucket_plan(SHAPES, codec=codec) for codec in ("none", "bf16"))
+    trial = ExecutorTrial([dense, half])
+    for step in (1.0, 0.95):
+        trial.add(Seen(step), TIMED)
+    assert trial.fastest().plan is half
+    rivals = trial.rivals()
+    chosen = rivals.instead_of(half, 0.95)
+    assert chosen is not None
+    assert chosen.plan is dense, "5% in a few steps may be chance"
+    assert rivals.instead_of(dense, 0.96) is None, "it was"
+    rivals = trial.rivals()
+    assert rivals.instead_of(half, 0.95) is not None
+    chosen = rivals.instead_of(dense, 1.0)
+    assert chosen is not None
+    assert chosen.plan is half, "5% over windows"
+    assert rivals.instead_of(half, 0.95) is None, "no second look again"
+    assert trial.rivals().instead_of(half, 0.9) is None, "a clear gain"
 
 
 def test_other_buckets_are_tried_only_if_there_is_a_wait() -> None:
@@ -122,7 +168,7 @@ def trained(net: Any, parameters: Any, rank: int, steps: int, *, before: Any = N
 def starts(rank: int, world: int, folder: str) -> dict[str, Any]:
     import_module("syncline.engine.attach").START = "reducer"
     # A busy machine must not look like another network.
-    tuner.message_seconds = lambda *_, **__: 1e-3  # type: ignore[assignment]
+    drift_watch.message_seconds = lambda *_, **__: 1e-3  # type: ignore[assignment]
     said, found = Log(), {}
     plain = model()
     reference = trained(DistributedDataParallel(plain), plain.parameters(), rank, TUNED)
@@ -261,7 +307,7 @@ def drifting(rank: int, world: int) -> tuple[list[int], int, str]:
         original(self, *given, **named)
 
     BucketReducer.finish = late  # type: ignore[method-assign]
-    tuner.message_seconds = lambda *_, **__: seconds  # type: ignore[assignment]
+    drift_watch.message_seconds = lambda *_, **__: seconds  # type: ignore[assignment]
     for step in range(changed + 4 * WINDOW + TUNED):
         if step == changed:
             seconds = 3e-3
@@ -301,3 +347,32 @@ def test_default_plans_are_ddps_buckets_where_the_reducer_can_send_them() -> Non
         assert first_plan(net, shapes, plan) is plan
     waves = nn.Linear(8, 8, dtype=torch.complex64)
     assert first_plan(waves, shapes, default_plan(shapes)).executor == "overlap", "torch's reducer takes none"
+
+
+def free_network(rank: int, world: int) -> tuple[set[str], str, bool, str]:
+    """A job with much compute for its bytes, on the loopback interface as it is."""
+    import_module("syncline.engine.attach").START = "reducer"
+    net = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    sync = syncline.attach(net, optimizer, compress="auto", plan_cache=False)
+    assert sync.auto is not None
+    for _ in range(TUNED + 3 * WINDOW):  # as long as it takes at most
+        if sync.auto.settled and sync.auto.confirmed:
+            break
+        net(torch.ones(8192, 128)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sync.auto.choice is not None
+    found = {unit.codec for unit in sync.plan.units}, sync.plan.executor, sync.auto.settled, sync.auto.choice.why
+    sync.close()
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(60)
+def test_auto_does_not_compress_on_a_network_that_costs_nothing() -> None:
+    for codecs, executor, settled, why in run_ranks(free_network, 2):
+        assert settled
+        assert codecs == {"none"}, why
+        assert executor == "reducer"
+        assert "another plan could save at most" in why

@@ -12,10 +12,8 @@ from torch import nn
 import syncline
 from ranks import run_ranks
 from syncline.engine.tuning import tuner
-from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import PROFILED, WARM_UP
-from syncline.errors import UsageError
 from syncline.plan import Host, predict
 from syncline.plan.frozen_parameters import trained
 
@@ -130,15 +128,6 @@ def test_compute_that_drifts_makes_all_ranks_profile_and_plan_again_once_at_the_
     assert compute[0] < 0.05 <= compute[1], "measured again"
 
 
-def test_codecs_that_auto_may_use() -> None:
-    assert allowed_codecs("powersgd(rank=4)") is None
-    assert allowed_codecs("auto(int8, powersgd(rank=4) | bf16)") == ["int8", "powersgd(rank=4) | bf16"]
-    assert allowed_codecs("auto")
-    for text in ("auto(rank=4)", "auto(nothing)"):
-        with pytest.raises(UsageError):
-            allowed_codecs(text)
-
-
 def with_two_optimizers(rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32768), nn.ReLU(), nn.Linear(32768, 10))  # one unit per layer
@@ -180,6 +169,7 @@ def with_an_unused_layer(rank: int, world: int) -> list[int]:
     return at
 
 
+@pytest.mark.full
 def test_layers_outside_all_optimizers_do_not_delay_the_plan() -> None:
     assert run_ranks(with_an_unused_layer, 2) == [[WARM_UP + PROFILED]] * 2
 
@@ -214,6 +204,7 @@ def host_bound(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(90)
 def test_a_host_bound_job_gets_fewer_launches_of_the_same_codec() -> None:
     ranks = run_ranks(host_bound, 2, timeout=80)

@@ -1,6 +1,7 @@
 """`attach`: the one line that a training loop needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,14 +10,18 @@ from torch.nn.parameter import is_lazy
 
 from syncline._compat import is_dtensor
 from syncline.engine.attached_models import refuse_attached
+from syncline.engine.node_layout import required_ranks_per_node
 from syncline.engine.other_wrappers import refuse_wrapped
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
+from syncline.engine.protocols import Freezing
 from syncline.engine.sync import Sync
-from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.plan_memory import PlanMemory
 from syncline.errors import UsageError, short
+from syncline.exchange import build as build_exchange
+from syncline.exchange import resolved
 from syncline.plan import ALWAYS, Plan, Shape, bucket_plan, default_plan, shape_of
 from syncline.plan import load as load_plan
+from syncline.plan.auto_spec import parse_auto
 from syncline.plan.cache import cache_folder
 from syncline.plan.check import REDUCER_CODECS
 from syncline.trace import Recorder
@@ -45,7 +50,8 @@ def attach(
     workers: int = 3,
     tune: bool | str = True,
     plan_cache: bool | str | Path | None = None,
-    capture: bool = False,
+    capture: bool = True,
+    freeze: str | None = None,
 ) -> Sync:
     """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
@@ -59,9 +65,11 @@ def attach(
         optimizer: The optimizer of its parameters, or several of them. One that is not given is found at its first
             step, which waits for all gradients.
         compress: A codec spec such as `"powersgd(rank=4) | bf16"`. None sends gradients uncompressed. `"auto"` measures
-            the job and chooses; `"auto(int8, topk(ratio=0.01))"` chooses from these lossy codecs.
+            the job and chooses, within an error budget (larger with SGD than with Adam): `"auto(error=0.1)"`,
+            `"auto(int8, topk(ratio=0.01))"`.
         plan: A `Plan`, or the path of a plan file. It names codecs and exchanges, so leave out those options.
-        exchange: The communication pattern, such as `"ring"`. None: the codec's default.
+        exchange: The communication pattern, such as `"ring"`. None: the codec's default. `"hierarchical"` finds out
+            which ranks share a node; `"hierarchical(node=2)"` names how many do.
         process_group: A process group, or one dimension of a DeviceMesh. None: all ranks.
         buffers: Send rank 0's buffers (BatchNorm statistics) to all ranks after every backward pass.
         update: `"unit"`: update each unit as soon as its gradients are averaged. `"whole"`: step all parameters at
@@ -77,7 +85,9 @@ def attach(
             such folder. None: as SYNCLINE_PLAN_CACHE says (a folder, or `off`), else `~/.cache/syncline/plans`; off
             under pytest.
         capture: On CUDA, replay the work of codecs that declare it as CUDA graphs. `plan.about["capture"]` says where.
-            Not the default until the whole table of loops has passed with it on a GPU (docs/engine.md).
+        freeze: A freeze policy such as `"schedule(alpha=0.3)"`: after each epoch more of the model's first blocks stop
+            training. Say `sync.freeze.end_epoch()`, or give the steps: `"schedule(alpha=0.3, every=500)"`. For
+            fine-tuning; see docs/pipeline.md.
 
     Returns:
         The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.
@@ -87,15 +97,21 @@ def attach(
     named = _parameters(model)
     device = _device_of([p for _, p in named])
     shapes = [shape_of(name, p) for name, p in named]
-    allowed = None if compress is None else allowed_codecs(compress, device=device.type)
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    automatic = None if compress is None else parse_auto(compress)
+    if automatic is not None:
+        automatic = automatic.suited(adaptive=_adaptive(optimizers))
     overlap = _overlap_plan(
-        plan, shapes, compress=compress, exchange=exchange, auto=allowed is not None, world=groups.world
+        plan, shapes, compress=compress, exchange=exchange, auto=automatic is not None, world=groups.world
     )
+    overlap = _with_ranks_per_node(overlap, groups)
     if tune not in (True, False, FULL):
         raise UsageError(f"tune is {short(tune)}: use True, False or '{FULL}'")
-    tuned = allowed is not None or (bool(tune) and plan is None)
-    codecs = {unit.codec for unit in overlap.units} if allowed is None else {*ALWAYS, *allowed}
+    tuned = automatic is not None or (bool(tune) and plan is None)
+    if groups.world > 1 and build_exchange(overlap.units[0].exchange).workers(groups.world) < groups.world:
+        # Dedicated servers do not train: there is nothing to time on them, and they hold no replica to compare.
+        tuned, sentinel = False, 0
+    codecs = {unit.codec for unit in overlap.units} if automatic is None else {*ALWAYS, *automatic.codecs}
     sync = Sync(
         model,
         list(optimizers),
@@ -103,11 +119,12 @@ def attach(
         device=device,
         plan=_first_plan(model, shapes, overlap) if tuned and tune != FULL else overlap,
         shapes=shapes,
-        allowed=allowed,
+        automatic=automatic,
         overlap=overlap if tuned else None,
         memory=PlanMemory(
             cache_folder(plan_cache),
-            request=f"compress {compress}, exchange {exchange}, update {update}, workers {workers}, buffers {buffers}",
+            request=f"compress {automatic or compress}, exchange {exchange}, update {update}, workers {workers},"
+            f" buffers {buffers}",
             codecs=sorted(codecs),
         ),
         buffers=buffers,
@@ -118,9 +135,37 @@ def attach(
         workers=workers,
         capture=capture,
     )
+    if freeze is not None:
+        sync.freeze = _freezing(sync, freeze, list(optimizers))
     if recorder is None:
         record_attached(model, list(optimizers))  # SYNCLINE_TRACE
     return sync
+
+
+Freezer = Callable[[Sync, str, Sequence[torch.optim.Optimizer]], Freezing]
+_freezers: list[Freezer] = []
+
+
+def use_freezer(make: Freezer) -> Freezer:
+    """Decorator for the function that makes `attach(..., freeze=...)`: `pipeline` comes after the engine."""
+    _freezers[:] = [make]
+    return make
+
+
+def _adaptive(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer may scale each value by itself, as Adam does; also if none was given."""
+    return not optimizers or not all(isinstance(one, torch.optim.SGD | torch.optim.ASGD) for one in optimizers)
+
+
+def _freezing(sync: Sync, policy: str, optimizers: list[torch.optim.Optimizer]) -> Freezing:
+    if not _freezers:
+        sync.close()
+        raise UsageError("freeze needs the package syncline.pipeline.freeze: import it, or call syncline.attach")
+    try:
+        return _freezers[0](sync, policy, optimizers)
+    except BaseException:
+        sync.close()
+        raise
 
 
 def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -172,14 +217,25 @@ def _overlap_plan(
         raise UsageError(
             f"compress='auto' chooses exchanges, and '{exchange}' was given: leave exchange out, or name a codec"
         )
+    ranks = max(2, world)
     if plan is None:
-        made = default_plan(shapes, compress=None if auto else compress, exchange=exchange)
+        made = default_plan(shapes, compress=None if auto else compress, exchange=exchange, world=ranks)
     elif compress is not None or exchange is not None:
         raise UsageError("a plan names codecs and exchanges itself: leave compress and exchange out")
     else:
         made = plan if isinstance(plan, Plan) else load_plan(plan)
-    made.check(shapes, world=max(2, world))
+    made.check(shapes, world=ranks)
     return made
+
+
+def _with_ranks_per_node(plan: Plan, groups: Groups) -> Plan:
+    """The plan with the job's ranks per node, where an exchange (`hierarchical`) needs them and does not name them."""
+    open_ones = [unit.exchange for unit in plan.units if resolved(unit.exchange, node=1) != unit.exchange]
+    if not open_ones or groups.world == 1:
+        return plan
+    groups.open(0)
+    node = required_ranks_per_node(groups, open_ones[0])
+    return replace(plan, units=tuple(replace(u, exchange=resolved(u.exchange, node=node)) for u in plan.units))
 
 
 def _first_plan(model: nn.Module, shapes: Sequence[Shape], overlap: Plan) -> Plan:

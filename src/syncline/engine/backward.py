@@ -7,28 +7,24 @@ and the executor gets its launches. The pass ends: ranks agree on the parameters
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from syncline._compat import (
     after_backward,
     forget_hooks,
-    has_other_hooks,
     in_backward,
     in_nested_backward,
     run_last,
-    storage_users,
-    versions_of,
 )
 from syncline.engine.agreement import UsedParameters, agree_on_frozen
 from syncline.engine.attached_models import refuse_attached
-from syncline.engine.inflight.buffers import broadcast_buffers
-from syncline.engine.inflight.plain_copies import StayingHook
 from syncline.engine.inflight.tracker import InFlight
-from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real
+from syncline.engine.launch.collect_gradients import accumulated_twice, collect_gradients, must_wait_for_end
+from syncline.engine.launch.units import Slot, StepContext, UnitRun
+from syncline.engine.model_buffers import ModelBuffers
 from syncline.engine.protocols import EngineView, Ticket
 from syncline.engine.running_plan import RunningPlan
 from syncline.engine.step_state import Phase, StepState
@@ -64,32 +60,17 @@ class Backward:
         self._seed, self._measure, self._began = seed, measure, began
         self._check_model = check_model
         self.slots = engine.slots
-        self.buffers = sum(b.numel() > 0 for b in engine.model.buffers()) if buffers else 0
-        """Buffers that are sent after every pass."""
         self.exchanges = True
         """False under `no_sync`, and after close: gradients are only accumulated."""
+        self.buffers = ModelBuffers(engine, state, in_flight, running, send=buffers, exchanges=lambda: self.exchanges)
+        self._passes = 0
+        """Passes that were exchanged."""
         self._end_queued = False
         """Whether autograd will call `_backward_ended`."""
-        self._buffers_changed = False
-        """Whether a forward may have changed the buffers since they were sent."""
-        self._sent_buffers: list[Tensor] = []
-        self._sent_versions: list[int] = []
-        """The buffers that were sent, and their versions then, until the next training forward."""
-        self.broadcast: Callable[[], list[Tensor]] | None = None
-        """Another way to send the buffers, which have arrived when it returns them (torch's reducer)."""
-        self._hooks: list[Any] = []
         self._uncommitted = False
         """Whether units may have codec states of the last pass that no step has committed."""
         self.observer: Callable[[Slot], None] | None = None
         """Is called for every gradient that is accumulated (profiling)."""
-
-    def hook_model(self) -> None:
-        """Hook the model's forward, if it has buffers."""
-        # TorchScript modules take no hooks: their buffers are sent after every backward pass only.
-        if self.buffers and not self._hooks and not isinstance(self._engine.model, torch.jit.ScriptModule):
-            self._sent_buffers = list(self._engine.model.buffers())
-            self._sent_versions = versions_of(self._sent_buffers)
-            self._hooks.append(self._engine.model.register_forward_pre_hook(_BeforeForward(self)))
 
     def add_hooks(self) -> None:
         """Hook all parameters that train and have no hooks yet."""
@@ -124,37 +105,7 @@ class Backward:
         """Remove the hooks, for good."""
         self.exchanges = False
         self.remove_hooks()
-        for hook in self._hooks:
-            hook.remove()
-
-    def before_forward(self) -> None:
-        """Send the buffers if the last forward trained and no backward pass has sent them since, as DDP does."""
-        if self._state.phase is _BACKWARD or in_backward() or torch.compiler.is_compiling():
-            return
-        if self._buffers_changed:
-            self.send_buffers()
-        elif self._sent_buffers and versions_of(self._sent_buffers) != self._sent_versions:
-            self._engine.say(
-                "buffers were changed outside of the model's forward: other ranks get rank 0's values at the end of the"
-                " next backward pass, where DDP sends them before this forward; for the same values on all ranks at"
-                " once, broadcast them yourself"
-            )
-        if self._engine.model.training:
-            self._sent_buffers = []  # this forward changes them
-        # In evaluation, ranks may call the model on their own.
-        self._buffers_changed = self.exchanges and self._engine.model.training and torch.is_grad_enabled()
-
-    def send_buffers(self) -> None:
-        """Send rank 0's buffers to all ranks."""
-        self._buffers_changed = False
-        if self.broadcast is not None:
-            buffers = self.broadcast()
-            self._sent_buffers, self._sent_versions = buffers, versions_of(buffers)
-            return
-        # Listed every time, because a module may have replaced them.
-        buffers = [b for b in self._engine.model.buffers() if b.numel()]
-        self._sent_buffers, self._sent_versions = buffers, versions_of(buffers)
-        self._in_flight.add_buffers(buffers, broadcast_buffers(self._engine, buffers))
+        self.buffers.close()
 
     def _before_gradient(self, slot: Slot) -> None:
         """A gradient is about to be accumulated: nothing of the last pass may be in flight."""
@@ -173,6 +124,11 @@ class Backward:
         """A gradient was accumulated."""
         if not self.exchanges:
             return
+        if self._engine.rank >= self._running.trainers:
+            raise UsageError(
+                f"rank {self._engine.rank} is a dedicated server of this exchange and does not train: call"
+                " sync.serve(steps) on it in place of the training loop"
+            )
         if self._state.phase is not _BACKWARD:
             self._begin()
         if not self._end_queued:
@@ -195,7 +151,7 @@ class Backward:
         if self.observer is not None:
             self.observer(slot)
         unit.missing -= 1
-        if not unit.missing and not _must_wait_for_end(unit):
+        if not unit.missing and not must_wait_for_end(unit):
             self._launch(unit)
 
     def average(self, parameters: Sequence[Tensor]) -> None:
@@ -206,6 +162,20 @@ class Backward:
             if id(slot.parameter) in used:
                 self._gradient_complete(slot)
         self.finish()
+
+    def serve(self) -> None:
+        """Aggregate in one pass of the ranks that train, and keep what this rank's codecs did not send."""
+        for slot in self._engine.slots:
+            if slot.parameter.requires_grad:
+                slot.parameter.grad = torch.zeros_like(slot.parameter.detach())
+        # All at once, so that a unit is received as soon as the first rank sends it.
+        self.average([slot.parameter for slot in self._engine.slots if slot.parameter.requires_grad])
+        self._engine.wait()
+        for unit in self._running.units:
+            unit.keep_states()
+        for slot in self._engine.slots:
+            slot.parameter.grad = None
+        self._uncommitted = False
 
     def _begin(self) -> None:
         engine, running = self._engine, self._running
@@ -221,7 +191,10 @@ class Backward:
         engine.tell_peers(f"step {engine.step}: backward")
         self._state.begin_backward()
         self._began(running.trained)
-        context = StepContext(engine.step, engine.rank, engine.world, self._seed)
+        # Dedicated servers see passes and not the optimizer's steps, some of which may be skipped.
+        step = engine.step if running.trainers == engine.world else self._passes
+        self._passes += 1
+        context = StepContext(step, engine.rank, running.trainers, self._seed)
         measure = self._measure(engine.step + 1)
         for unit in running.units:
             unit.begin()
@@ -282,7 +255,7 @@ class Backward:
         exchanged = executor.exchanged(unit)
         assert exchanged is not None
         try:
-            _collect_gradients(unit)
+            collect_gradients(unit)
         except UsageError as error:
             self._engine.fail(error)  # this unit cannot be sent, so the pass cannot end: whoever waits gets the error
             raise
@@ -319,8 +292,8 @@ class Backward:
         engine.executor.end_backward()
         self._state.end_backward()
         self._uncommitted = True
-        if self.buffers:
-            self.send_buffers()
+        if self.buffers.count:
+            self.buffers.send()
         self._in_flight.add_arrival(used)
         engine.tell_peers(f"step {engine.step}: after backward")
         shared = [unit for unit in units if unit.shared_memory]
@@ -350,102 +323,11 @@ class Backward:
             )
 
 
-def _must_wait_for_end(unit: UnitRun) -> bool:
-    """Whether autograd may still read the memory of gradients into which the averages must be written.
-
-    A hook of the user may have kept a view of a gradient, or put a view of other memory in its place. We cannot
-    distinguish that from memory that autograd shares, and autograd does not read it any more when the pass has ended.
-    """
-    return any(
-        not slot.kept_grad and has_other_hooks(slot.parameter) and storage_users(grad) > 1
-        for slot in unit.slots
-        if (grad := slot.parameter.grad) is not None
-    )
-
-
 def _after_gradient(known: "weakref.ref[Backward]", index: int, _: Tensor) -> None:
     """The autograd hook of a parameter."""
     backward = known()
     if backward is not None:
         backward.after_gradient(backward.slots[index])
-
-
-def accumulated_twice(name: str) -> RuntimeError:
-    """The error of a parameter that a backward pass has reached twice."""
-    return RuntimeError(
-        f"the gradient of '{name}' was accumulated twice in one backward pass: a shared parameter under reentrant"
-        " checkpointing? Use torch.utils.checkpoint(..., use_reentrant=False)"
-    )
-
-
-def sparse_gradient(name: str) -> UsageError:
-    """The error of a parameter with a sparse gradient."""
-    return UsageError(f"the gradient of '{name}' is sparse: build its embedding with sparse=False")
-
-
-def _collect_gradients(unit: UnitRun) -> None:
-    """Take a unit's complete gradients as they are. The objects stay; the user's memory stays theirs."""
-    chain = unit.uncommitted
-    # Kept gradients share the memory of their unit's last average; others who use it are the user's.
-    kept = [slot.parameter.grad for slot in unit.slots if slot.kept_grad and slot.parameter.grad is not None]
-    unit.shared_memory = any(storage_users(grad) > 1 for grad in kept) and unit.has_unknown_views()
-    for slot in unit.slots:
-        grad = slot.parameter.grad
-        if grad is None:
-            # No rank used it: nothing of it is kept, but all ranks must send messages of the same size.
-            unit.grads.append(as_real(torch.zeros_like(slot.parameter.detach())))
-            unit.targets.append(None)
-            unit.takes_memory.append(False)
-            slot.grad = None
-            continue
-        if grad.layout != torch.strided:
-            raise sparse_gradient(slot.name)
-        if grad.is_conj():
-            grad.data = grad.detach().resolve_conj()  # autograd conjugates lazily; codecs need the values
-        users_memory = slot.kept_grad
-        if not users_memory and storage_users(grad) > 1:
-            if has_other_hooks(slot.parameter):
-                unit.shared_memory = users_memory = True
-            else:
-                # Autograd may share one memory among several gradients, or read it again; ours is overwritten.
-                grad.data = grad.detach().clone()
-        chain = chain and grad is slot.grad
-        slot.grad = grad
-        unit.grads.append(as_real(grad.detach()))
-        unit.targets.append(grad)
-        # On CUDA the average is copied: that is fast there, and until the device is done, memory that the gradient
-        # gave up could not be used for anything else.
-        unit.takes_memory.append(not users_memory and not grad.is_cuda)
-    _check_kinds(unit)
-    for launch in unit.launches:
-        launch.chain = chain
-    unit.uncommitted = True
-
-
-def _check_kinds(unit: UnitRun) -> None:
-    """Raise if gradients do not fit the plan any more. A model that is converted as a whole still does."""
-    first, again = unit.grads[0], "call close() before you change or convert a part of a model, and attach it again"
-    for slot, grad in zip(unit.slots, unit.grads, strict=True):
-        if grad.shape != slot.shape:
-            raise UsageError(f"'{slot.name}' is {tuple(grad.shape)} and was {slot.shape} at attach: {again}")
-        if grad.dtype != first.dtype:
-            raise UsageError(
-                f"'{unit.slots[0].name}' and '{slot.name}' are sent together, as {first.dtype} and {grad.dtype} now:"
-                f" {again}"
-            )
-
-
-class _BeforeForward(StayingHook):
-    """The model's forward begins: it may need the buffers."""
-
-    def __init__(self, backward: Backward) -> None:
-        super().__init__()
-        self._backward = weakref.ref(backward)
-
-    def __call__(self, model: nn.Module, args: Any) -> None:
-        backward = self._backward()
-        if backward is not None:
-            backward.before_forward()
 
 
 class GradientTicket:

@@ -35,7 +35,7 @@ _WRAPPERS = (
     Wrapper("syncline", "DistributedDataParallel", "its compress= names the codec, and its .sync is the engine"),
     Wrapper("torch", "DataParallel", "start one process per device, and attach the plain model"),
     Wrapper("torch", "FullyShardedDataParallel", f"attach works on plain replicas, {_PLAIN}"),
-    Wrapper("torch", "FSDPModule", f"attach works on plain replicas, {_PLAIN}"),
+    Wrapper("torch", "FSDPModule", "for replicas of sharded models use syncline.fsdp.attach(model, replicate=...)"),
     Wrapper("deepspeed", "DeepSpeedEngine", _PLAIN),
     Wrapper("apex", "DistributedDataParallel", _PLAIN),
     Wrapper("fairscale", "ShardedDataParallel", _PLAIN),

@@ -128,6 +128,11 @@ class Groups:
         for group in self.rounds:
             cut_gloo(group)
 
+    def cut_agreements(self) -> None:
+        """Abort an agreement that is in flight; the group of agreements cannot be used any more."""
+        if self.control is not None:
+            cut_gloo(self.control)
+
     def _backend(self) -> str | None:
         """The parent's backend, if it is not the default group; torch would use that of the default group."""
         return None if self.parent is world_group() else str(dist.get_backend(self.parent))
@@ -175,6 +180,14 @@ class Groups:
         for flat, members in flattened(tensors):
             dist.broadcast(flat, src=self.ranks[0], group=group or self.rounds[0])
             spread(flat, members)
+
+
+def forget_groups(parent: dist.ProcessGroup) -> None:
+    """Destroy the groups that closed engines have left for `parent`; all its ranks call this before they destroy it."""
+    for pool in (_free, _free_slim, _free_control):
+        for groups in pool.pop(parent, {}).values():
+            for group in groups:
+                dist.destroy_process_group(group)
 
 
 def _has(line: str | None) -> str:

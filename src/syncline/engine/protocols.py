@@ -1,9 +1,10 @@
-"""Protocols between the parts of the engine: `Ticket`, `Executor`, `EngineView`, and `StepObserver` for profiling.
+"""Protocols between the parts of the engine: `Ticket`, `Executor`, `EngineView`, and some for profiling and freezing.
 
 The optimizer, in-flight, tuning and health code sees the engine only through these names. No module of the engine
 imports `sync.py`, but `attach.py`.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from syncline.engine.launch.units import Launch, Slot, UnitRun
 from syncline.engine.process_groups import Groups
+from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Plan, Shape
 from syncline.trace import Recorder
@@ -142,6 +144,10 @@ class EngineView(WatchedEngine, Protocol):
     executor: Executor
 
     @property
+    def capture_stream(self) -> Any:
+        """The first stream of launches that replay CUDA graphs; None if there are none."""
+
+    @property
     def plan(self) -> Plan:
         """The plan in use."""
 
@@ -152,6 +158,10 @@ class EngineView(WatchedEngine, Protocol):
     @property
     def links(self) -> Mapping[str, list[Link]]:
         """For every exchange in the plan, one link per round of communication."""
+
+    @property
+    def trainers(self) -> int:
+        """How many ranks (the first ones) train; the others are dedicated servers."""
 
     def wait(self) -> None:
         """Return when nothing is in flight."""
@@ -171,8 +181,14 @@ class EngineView(WatchedEngine, Protocol):
     def tell_peers(self, doing: str) -> None:
         """Say what this rank is doing now; other ranks quote it when this one is lost."""
 
-    def abort(self, error: BaseException) -> None:
-        """Stop all that is in flight with this error, here and on the other ranks, which quote it."""
+    def wait_for_agreement(self, agreed: threading.Event) -> list[int]:
+        """This rank changes something before its next pass: wait until all ranks have agreed to that.
+
+        Returns as soon as ranks (global) are known that have begun that pass without a change, and names them.
+        """
+
+    def refuse(self, error: UsageError) -> BaseException:
+        """Stop all that is in flight with this error on every rank; returns the one of the first rank that does so."""
 
 
 class TunableEngine(EngineView, Protocol):
@@ -189,6 +205,10 @@ class TunableEngine(EngineView, Protocol):
     def fell_back(self) -> bool:
         """Whether the sentinel has made units dense: they must not be compressed again."""
 
+    @property
+    def learning_rate(self) -> float:
+        """The largest learning rate of the optimizers; 0 if it is not known."""
+
     def owes_a_step(self) -> bool:
         """Whether the last exchange left codec states that an optimizer has still to commit."""
 
@@ -200,3 +220,26 @@ class TunableEngine(EngineView, Protocol):
 
     def observe_touches(self, tickets: Sequence[Ticket]) -> None:
         """Let the next touch of every parameter go through its ticket (one per slot), with nothing in flight."""
+
+
+class Freezing(Protocol):
+    """Freezes blocks of an attached model while it trains (`pipeline/freeze`)."""
+
+    @property
+    def frozen(self) -> int:
+        """The number of frozen blocks, from the input."""
+
+    def end_epoch(self, held_out_loss: float | None = None) -> int:
+        """Count an epoch and freeze what the policy says; returns the number of frozen blocks. All ranks call this.
+
+        `held_out_loss`: the loss on data that is not trained on; when it gets worse after a freeze, blocks train again.
+        """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's freeze state."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict`: the same blocks are frozen, and all others train."""
+
+    def close(self) -> None:
+        """Leave the model as it is."""

@@ -20,9 +20,10 @@ from syncline._compat import (
     replace_function,
     swap_owner,
 )
-from syncline.engine.backward import Backward, accumulated_twice, sparse_gradient
+from syncline.engine.backward import Backward
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.inflight.plain_copies import StayingHook
+from syncline.engine.launch.collect_gradients import accumulated_twice, sparse_gradient
 from syncline.engine.launch.units import UnitRun, as_real
 from syncline.engine.protocols import EngineView, PassObserver
 from syncline.engine.running_plan import RunningPlan
@@ -74,6 +75,9 @@ class ReducerBackward:
         self._backward, self._began, self._unsuitable = backward, began, unsuitable
         self._buffers: list[dict[str, Tensor | None]] = []
         """The buffers of every module that has some."""
+        self._sent_memory: list[tuple[int, int, int]] = []
+        self._sent_data: list[Tensor] = []
+        """The memory of the buffers that were sent last, and views of it."""
         self._reducer: BucketReducer | None = None
         self._as_views = True
         self._fired: list[Tensor] = []
@@ -101,7 +105,7 @@ class ReducerBackward:
         if self._stop_following is None:
             self._stop_following = _follow(self)
             self._holder = self._engine.model.register_forward_pre_hook(EngineHolder(self))
-        self._backward.broadcast = self._send_buffers
+        self._backward.buffers.broadcast = self._send_buffers
         self._buffers = [m._buffers for m in self._engine.model.modules() if m._buffers]
 
     def stop(self) -> None:
@@ -110,7 +114,8 @@ class ReducerBackward:
             return
         self._stop_following()
         self._holder.remove()
-        self._stop_following = self._backward.broadcast = None
+        self._stop_following = self._backward.buffers.broadcast = None
+        self._sent_memory, self._sent_data = [], []
         self.release()
 
     def finish(self) -> None:
@@ -236,8 +241,8 @@ class ReducerBackward:
             self._pass_failed = False
             engine.recorder.add_blocked(begin, engine.recorder.mark("wait"))
             engine.executor.watch("all", engine.groups.rounds[0])
-            if self._backward.buffers:
-                self._backward.send_buffers()
+            if self._backward.buffers.count:
+                self._backward.buffers.send()
         if self.observer is not None:
             self.observer.pass_averaged()
         state.end_backward()
@@ -246,9 +251,12 @@ class ReducerBackward:
 
     def _send_buffers(self) -> list[Tensor]:
         buffers = [b for module in self._buffers for b in module.values() if b is not None and b.numel()]
-        with self._engine.recorder.span("exchange", "broadcast", unit="buffers"):
+        memory = [(id(b), b.data_ptr(), b.numel()) for b in buffers]
+        if memory != self._sent_memory:
             # Through `data`, with a version of its own: a graph that has still to run may have saved them.
-            broadcast_coalesced(self._engine.groups.rounds[-1], [as_real(b.data) for b in buffers], 0)
+            self._sent_memory, self._sent_data = memory, [as_real(b.data) for b in buffers]
+        with self._engine.recorder.span("exchange", "broadcast", unit="buffers"):
+            broadcast_coalesced(self._engine.groups.rounds[-1], self._sent_data, 0)
         return buffers
 
     def _failed(self, error: BaseException, reducer: BucketReducer, *, exchanged: bool) -> None:

@@ -19,6 +19,8 @@ class RunningPlan:
         self.plan = plan
         self._shapes, self._slots, self._groups = shapes, slots, groups
         self.links: dict[str, list[Link]] = {}
+        self.trainers = groups.world
+        """How many ranks (the first ones) train; the others are dedicated servers."""
         self.units: list[UnitRun] = []
         self.order: list[Launch] = []
         self.trained: list[bool] = []
@@ -35,6 +37,8 @@ class RunningPlan:
             text: [exchange.connect(text, group) for group in self._groups.rounds[:-1]]
             for text in sorted({row.exchange for row in self.plan.units})
         }
+        # The same for all units: the plan was checked.
+        self.trainers = next(iter(self.links.values()))[0].position.workers
 
     def build(self) -> None:
         """Make units of the parameters that train now; codec state is kept."""
@@ -59,8 +63,9 @@ class RunningPlan:
             self.build()
 
     def states(self) -> dict[str, dict[str, Tensor]]:
-        """The committed codec state of all parameters, by name."""
-        return {**self._unused_states, **gather_states(self.units, {s.name: s.shape for s in self._shapes})}
+        """The committed codec state of all parameters, by name and in the model's order, whatever the plan is."""
+        found = {**self._unused_states, **gather_states(self.units, {s.name: s.shape for s in self._shapes})}
+        return {s.name: found[s.name] for s in self._shapes if s.name in found}
 
 
 def _rounds(plan: Plan, shapes: Sequence[Shape]) -> int:

@@ -12,6 +12,7 @@ A step, as the engine sees it:
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncline.engine import attached_models
+from syncline.engine import attached_models, metrics
+from syncline.engine.agreement import agree_to_leave_reducer
 from syncline.engine.backward import Backward
 from syncline.engine.executors.serial import SerialExecutor
 from syncline.engine.executors.threads import ThreadExecutor
@@ -37,15 +39,18 @@ from syncline.engine.launch.units import Slot, UnitRun, flat_state, read_state
 from syncline.engine.optimizer.find_optimizers import OptimizerFinder
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.process_groups import Groups
-from syncline.engine.protocols import Executor, PassObserver, StepObserver, Ticket
+from syncline.engine.protocols import Executor, Freezing, PassObserver, StepObserver, Ticket
 from syncline.engine.reducer_backward import ReducerBackward
 from syncline.engine.running_plan import RunningPlan
+from syncline.engine.same_job import agree_on_job, agree_on_plan
 from syncline.engine.shutdown import close_at_exit, close_when_collected, forget
 from syncline.engine.step_state import Phase, StepState
 from syncline.engine.tuning.plan_memory import PlanMemory
 from syncline.engine.tuning.tuner import Tuner
+from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Plan, Shape
+from syncline.plan.auto_spec import Auto
 from syncline.trace import Recorder
 from syncline.trace.record.recorder import process_recorder
 
@@ -53,9 +58,10 @@ _log = logging.getLogger("syncline")
 
 
 class Sync:
-    """The engine of one model. `wait`, `no_sync`, `state_dict`, `load_state_dict`, `replan` and `close` are for users.
+    """The engine of one model.
 
-    The other public names are for the engine's own parts (see `engine/protocols.py`).
+    `wait`, `no_sync`, `metrics`, `state_dict`, `load_state_dict`, `replan`, `trainers`, `serve` and `close` are for
+    users. The other public names are for the engine's own parts (see `engine/protocols.py`).
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class Sync:
         device: torch.device,
         plan: Plan,
         shapes: Sequence[Shape],
-        allowed: Sequence[str] | None,
+        automatic: Auto | None,
         overlap: Plan | None,
         memory: PlanMemory,
         buffers: bool,
@@ -78,7 +84,7 @@ class Sync:
         workers: int,
         capture: bool,
     ) -> None:
-        """`attach` has checked the arguments. `allowed`: the codecs of "auto", None for the codecs of the plan.
+        """`attach` has checked the arguments. `automatic`: what "auto" may do, None for the codecs of the plan.
 
         `overlap`: the plan from which tuning starts with our own executor; None: no tuning.
         """
@@ -92,12 +98,12 @@ class Sync:
         self.recorder = recorder or process_recorder(device, group=self.groups.label)
         self._counted = recorder is None
         self._said: set[str] = set()
-        scripted, complex_ = (
-            isinstance(model, torch.jit.ScriptModule),
-            any(s.parameter.is_complex() for s in self.slots),
-        )
-        self.reducer_suits = not scripted and not complex_
+        self._step_times = metrics.StepTimes()
+        scripted = isinstance(model, torch.jit.ScriptModule)
+        self.reducer_suits = not scripted and not any(s.parameter.is_complex() for s in self.slots)
         self._profiled = False
+        self.freeze: Freezing | None = None
+        """Freezes blocks of the model; None without `attach(..., freeze=...)`."""
         self._state = StepState()
         self._running = RunningPlan(plan, shapes, self.slots, groups)
         self._in_flight = InFlight(self, self._state)
@@ -105,7 +111,7 @@ class Sync:
         self._sentinel = Sentinel(self, every=sentinel)
         self.auto: Tuner | None = None
         if overlap is not None and self.world > 1:
-            self.auto = Tuner(self, allowed, overlap=overlap, memory=memory)
+            self.auto = Tuner(self, automatic, overlap=overlap, memory=memory)
         self._backward = Backward(
             self,
             self._state,
@@ -115,14 +121,14 @@ class Sync:
             buffers=buffers,
             measure=self._sentinel.due,
             check_model=changes.check,
-            began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
+            began=self._pass_begins,
         )
         self._reducer = ReducerBackward(
             self,
             self._state,
             self._running,
             self._backward,
-            began=self.auto.backward_begins if self.auto is not None else lambda trained: None,
+            began=self._pass_begins,
             unsuitable=self._leave_reducer,
         )
         self.stepper = Stepper(
@@ -132,6 +138,7 @@ class Sync:
             update=update,
             check_model=changes.check,
             finish_backward=self._finish_backward,
+            before_step=self._before_step,
             dropped=self._backward.gradients_zeroed,
             stepped=self._after_step,
         )
@@ -140,6 +147,7 @@ class Sync:
             return
         self._peers = PeerMonitor(self)
         self._captures: Captures | None = None
+        self._capture_stream: Any = None
         self.executor = self._make_executor(workers, capture=capture)
         self._compiled: CompiledCode | None = None
         self._end_plain_copies = keep_copies_plain()
@@ -147,7 +155,9 @@ class Sync:
         self._unguard = guard_process(self._backward.tensor_swapped)
         self._finalizer: Any = None
         try:
-            self._start(optimizers, f"seed: {seed}\nsentinel: {sentinel}\nbuffers: {self._backward.buffers}")
+            tuned = None if self.auto is None else self.auto.automatic or "order"
+            sent = self._backward.buffers.count
+            self._start(optimizers, {"seed": seed, "sentinel": sentinel, "buffers": sent, "tune": tuned})
         except BaseException as error:
             self._end(error)
             raise
@@ -172,6 +182,25 @@ class Sync:
         if not self._reducer.active:
             self._in_flight.settle()
 
+    @property
+    def trainers(self) -> int:
+        """How many ranks (the first ones) train; the others are dedicated servers."""
+        return self._running.trainers
+
+    def serve(self, steps: int) -> None:
+        """Aggregate for this many steps of the ranks that train; for dedicated servers, in place of the loop.
+
+        The parameters of a server are not updated. A server waits for the next step no longer than the timeout.
+        """
+        if self.rank < self.trainers:
+            raise UsageError(
+                f"rank {self.rank} trains, and serve is for dedicated servers: attach with"
+                ' exchange="server(servers=1, dedicated=true)" and call serve on ranks from sync.trainers on'
+            )
+        for _ in range(steps):
+            self._backward.serve()
+            self._after_step(True)
+
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's codec state, `"<parameter>.<key>"` to plain tensors, and the step; save one per rank."""
         self.wait()
@@ -193,7 +222,7 @@ class Sync:
             return
         self.wait()
         with self.communicating("replan"), self.on_device():
-            self.groups.agree(_text_of(plan), "plans")
+            agree_on_plan(self.groups, plan)
             same = plan.hash == self.plan.hash and bool(self.groups.rounds)
             self._running.plan = plan
             if same:
@@ -201,6 +230,23 @@ class Sync:
             self._running.connect()
         self._running.build()
         self._use_planned_executor()
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for a log: bytes sent per step, compression ratio, step time and more, as far as they are known.
+
+        It communicates with nobody. docs/engine.md has the list.
+        """
+        live = [shape for shape, slot in zip(self.shapes, self.slots, strict=True) if slot.parameter.requires_grad]
+        return metrics.collect(
+            step=self.step,
+            plan=self.plan,
+            shapes=live,
+            world=self.world,
+            times=self._step_times,
+            auto=self.auto,
+            residual_share=self._sentinel.residual_share,
+            recorder=self.recorder,
+        )
 
     def close(self, *, reuse_groups: bool = True) -> None:
         """Finish what is in flight, restore model and optimizers, end all threads.
@@ -236,6 +282,8 @@ class Sync:
 
     def _close(self, reason: BaseException | None, *, leave: bool, reuse_groups: bool) -> None:
         """`reason`: the error with which the user's code ends; `leave`: do not finish what is in flight then."""
+        if self.freeze is not None:
+            self.freeze.close()
         if self.closed or self.world == 1:
             self._state.close()
             self._leave_recorder()
@@ -292,17 +340,18 @@ class Sync:
 
     # -- set-up
 
-    def _start(self, optimizers: Sequence[torch.optim.Optimizer], options: str) -> None:
+    def _start(self, optimizers: Sequence[torch.optim.Optimizer], options: Mapping[str, object]) -> None:
         with self.communicating("attach"), self.on_device():
             self.groups.open(0)
-            self._agree(options)  # before groups are made: with different plans the ranks would make different ones
+            # Before groups are made: with different plans the ranks would make different ones.
+            agree_on_job(self, options)
             self._running.connect()
             with torch.no_grad():
                 self.groups.broadcast([*self.model.parameters(), *self.model.buffers()])
         self._running.build()
-        self._backward.hook_model()
+        self._backward.buffers.hook_model()
         if not self.reducer_suits and self.plan.executor == "reducer":
-            self._leave_reducer("the model has complex parameters or is TorchScript", ())
+            self._use_own_executor("the model has complex parameters or is TorchScript")
         self._use_planned_executor()
         for optimizer in optimizers:
             self.stepper.adopt(optimizer)
@@ -320,15 +369,6 @@ class Sync:
             with self.communicating("the plans of earlier runs"), self.on_device():
                 self.auto.recall()
 
-    def _agree(self, options: str) -> None:
-        """Raise on every rank unless all attach the same model in the same way."""
-        frozen = ["" if slot.parameter.requires_grad else ", frozen" for slot in self.slots]
-        rows = [f"{s.name}: {s.shape} {s.dtype}{f}" for s, f in zip(self.shapes, frozen, strict=True)]
-        self.groups.agree("\n".join(rows), "the models' parameters")
-        self.groups.agree(_text_of(self.plan), "plans")
-        tuned = None if self.auto is None else self.auto.allowed or "order"
-        self.groups.agree(f"{options}\ntune: {tuned}", "attach's options")
-
     def _use_planned_executor(self) -> None:
         """Let the plan's executor have the next backward pass. Nothing is in flight; the same on all ranks."""
         if self.plan.executor == "reducer" and not self._profiled and not self._running.owes_residuals:
@@ -344,12 +384,16 @@ class Sync:
 
         `parameters` have local gradients, of a pass that has just ended.
         """
-        self.say(f"{why}: gradients are averaged by Syncline's executor instead of torch's reducer")
-        self.reducer_suits = False
-        self._running.plan = replace(self.plan, executor="overlap")
+        agree_to_leave_reducer(self, why)
+        self._use_own_executor(why)
         self._use_planned_executor()
         if parameters:
             self._backward.average(parameters)
+
+    def _use_own_executor(self, why: str) -> None:
+        self.say(f"{why}: gradients are averaged by Syncline's executor instead of torch's reducer")
+        self.reducer_suits = False
+        self._running.plan = replace(self.plan, executor="overlap")
 
     def _finish_backward(self) -> None:
         if self._reducer.active:
@@ -357,16 +401,32 @@ class Sync:
         else:
             self._backward.finish()
 
+    def _before_step(self) -> None:
+        """End the pass before an optimizer steps. Without a pass, the others learn here that all is frozen now."""
+        self._finish_backward()
+        no_pass = self._state.phase in (Phase.IDLE, Phase.UPDATING)
+        if no_pass and any(self._running.trained) and not any(slot.parameter.requires_grad for slot in self.slots):
+            self.wait()
+            self._backward.frozen_parameters_changed()
+            self._reducer.release()
+
     def _make_executor(self, workers: int, *, capture: bool) -> Executor:
         if self.device.type == "cuda":
             from syncline.engine.executors.graphs import GraphTape
             from syncline.engine.executors.streams import StreamExecutor
 
             self._captures = Captures(partial(GraphTape, self.device)) if capture else None
-            return StreamExecutor(self.recorder, self.device, peers=self._peers, captures=self._captures)
+            executor = StreamExecutor(self.recorder, self.device, peers=self._peers, captures=self._captures)
+            self._capture_stream = executor.first_stream if capture else None
+            return executor
         return ThreadExecutor(self.recorder, workers=workers, peers=self._peers, cut=self.groups.cut)
 
     # -- for the engine's own parts: EngineView and TunableEngine of protocols.py
+
+    @property
+    def capture_stream(self) -> Any:
+        """The first stream of launches that replay CUDA graphs; None if there are none."""
+        return self._capture_stream
 
     @property
     def units(self) -> Sequence[UnitRun]:
@@ -406,6 +466,22 @@ class Sync:
         self._peers.leave(error)
         self.executor.fail(error)
 
+    def wait_for_agreement(self, agreed: threading.Event) -> list[int]:
+        """Wait until all ranks have agreed to a change; returns ranks that have begun the next pass without it."""
+        return self._peers.wait_for_agreement(agreed)
+
+    def refuse(self, error: UsageError) -> BaseException:
+        """Stop all that is in flight with this error on every rank; returns the one of the first rank that does so."""
+        found = self._peers.refuse(error)
+        self.executor.fail(found)
+        return found
+
+    def _pass_begins(self, trained: Sequence[bool]) -> None:
+        """A backward pass that is averaged begins; these parameters train in it."""
+        self._peers.passes += 1
+        if self.auto is not None:
+            self.auto.backward_begins(trained)
+
     @property
     def compiled(self) -> bool:
         """Whether compiled code reads the parameters, so that their touches cannot be seen."""
@@ -415,6 +491,11 @@ class Sync:
     def fell_back(self) -> bool:
         """Whether the sentinel has made units dense: they must not be compressed again."""
         return self._sentinel.fell_back
+
+    @property
+    def learning_rate(self) -> float:
+        """The largest learning rate of the optimizers; 0 if it is not known."""
+        return self.stepper.learning_rate()
 
     def owes_a_step(self) -> bool:
         """Whether the last exchange left codec states that an optimizer has still to commit."""
@@ -439,6 +520,8 @@ class Sync:
     def _after_step(self, first: bool) -> None:
         """An optimizer has stepped or handed over its updates; `first`: the first one since the backward pass."""
         self.step += first
+        if first:
+            self._step_times.step_ended()
         self._sentinel.after_optimizer_step(first=first)
         if self.auto is not None:
             self.auto.after_optimizer_step(first=first)
@@ -453,12 +536,6 @@ class Sync:
         if self._compiled.step_must_wait:
             self.say("the model runs inside compiled code: every step waits for its updates")
             self.wait()
-
-
-def _text_of(plan: Plan) -> str:
-    """A plan for the ranks to compare; the hash covers what the other lines leave out."""
-    rows = [f"unit {u.name}: {u.codec} over {u.exchange}, partitions {u.partitions}" for u in plan.units]
-    return "\n".join([*rows, f"plan {plan.hash}"])
 
 
 def _leave_dropped(undo: Sequence[Callable[[], object]], recorder: Recorder, counted: bool) -> None:

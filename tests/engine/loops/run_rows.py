@@ -24,7 +24,7 @@ from loops.ways import CODECS, DEVICE, Ours, Run
 SUBJECTS = (
     "basics", "normalization", "schedules", "optimizers", "accumulation", "gradients", "touches",
     "state_and_checkpoints", "freezing", "gans_and_several_models", "amp", "compile_and_jit",
-    "transformers_and_rnn", "higher_order", "threads_and_wrappers",
+    "transformers_and_rnn", "higher_order", "threads_and_wrappers", "rare_calls",
 )  # fmt: skip
 for _subject in SUBJECTS:
     importlib.import_module(f"loops.{_subject}")

@@ -1,12 +1,13 @@
 """`attach` trains as DDP does: every loop of the table in five or six ways (see `ways.py`), compared with a reference.
 
-All rows with 2 ranks, those outside of the core in two ways each (all ways with `--full`); the core also with 1, 4 and
-(marker `full`) 3. With 1 and 2 ranks bit for bit (a sum of two has
-one order, and a share of 1/2 is exact), but where a row says otherwise. With 3 and 4 ranks to rounding, because the
-backend's order of summation depends on the sizes of messages: float32 with SGD, and float64 with optimizers that make
-full steps of gradients that are only rounding.
+All rows with 2 ranks over the late exchange, every eighth one in one more way, the core in every second way; half of
+the core also with 1 rank, and the other half with 4. With `--full` all ways, and the whole core with 1, 3 and 4 ranks.
+With 1 and 2 ranks bit for bit (a sum of two has one order, and a share of 1/2 is exact), but where a row says
+otherwise. With 3 and 4 ranks to rounding, because the backend's order of summation depends on the sizes of messages:
+float32 with SGD, and float64 with optimizers that make full steps of gradients that are only rounding.
 """
 
+import re
 import time
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from loops.run_rows import SUBJECTS, run_rows
 from loops.table import ROWS, Row
-from loops.ways import START
+from loops.touches import READS
 from ranks import run_ranks
 from syncline import exchange
 from syncline.codecs import Mean
@@ -27,7 +28,6 @@ OTHER_WORLDS = {1: "dense", 3: "fine", 4: "fine"}
 
 def cells(world: int) -> list[Any]:
     """One parameter set for each row and way; rows of a subject run in one start of ranks."""
-    marks = [pytest.mark.full] if world == 3 else []
     if world == 2:
         return [
             pytest.param(2, r.subject, f"{r.name}-{way}", marks=[] if _is_usual(number, r, way) else [pytest.mark.full])
@@ -35,13 +35,22 @@ def cells(world: int) -> list[Any]:
             for way in r.ways
         ]
     core = [f"{r.name}-{OTHER_WORLDS[world]}" for r in ROWS.values() if r.core]
-    return [pytest.param(world, "core", name, marks=marks) for name in core]
+    usual = {1: core[1::2], 3: [], 4: core[::2]}[world]
+    return [pytest.param(world, "core", name, marks=[] if name in usual else [pytest.mark.full]) for name in core]
 
 
 def _is_usual(number: int, row: Row, way: str) -> bool:
-    """Whether this cell runs without `--full`: the core, the late exchange, and one other way, row by row the next."""
-    others = [other for other in row.ways if other not in ("fine", START)]
-    return row.core or way == "fine" or way == others[number % len(others)]
+    """Whether this cell runs without `--full`: the late exchange, half of the core's ways, one more in some rows.
+
+    Each way to read a tensor is used for parameters or for gradients.
+    """
+    others = [other for other in row.ways if other != "fine"]
+    if way == "fine" and (found := re.fullmatch(r"(parameter|gradient)_by_(\w+)", row.name)):
+        # The same read of the other kind: parameters and gradients in flight have the same class, whose touches wait.
+        return found[2] not in READS or (found[1] == "parameter") == (list(READS).index(found[2]) % 2 == 0)
+    if row.core:
+        return way == "fine" or others.index(way) % 2 == number % 2
+    return way == "fine" or (number % 8 == 0 and way == others[number // 8 % len(others)])
 
 
 @cache

@@ -57,7 +57,7 @@ class GraphTape:
         except RuntimeError as broken:  # torch's allocator and random numbers do not recover from that
             raise UsageError(
                 "a codec declares captures=True and waits for the device or does what a CUDA graph cannot hold:"
-                f" declare captures=False, or attach without capture=True ({error or broken})"
+                f" declare captures=False, or attach with capture=False ({error or broken})"
             ) from error or broken
         if error is not None:
             raise error

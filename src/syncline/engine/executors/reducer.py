@@ -26,7 +26,7 @@ from syncline._compat import (
 )
 from syncline.codecs import Merge
 from syncline.codecs.coder import cast
-from syncline.codecs.requests import adding
+from syncline.codecs.requests import adding, halves_exactly
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
 from syncline.engine.launch.units import Slot, UnitRun
 from syncline.engine.weak_callback import weak_callback
@@ -161,10 +161,11 @@ class BucketReducer:
         """Average a bucket with the codec of its unit."""
         unit, buffer, recorder = self._units[bucket.index()], bucket.buffer(), self._recorder
         step = recorder.step
-        begin = recorder.mark("encode")
+        called, begin = recorder.mark("wait"), recorder.mark("encode")
         part = self._share(bucket.index(), unit.row.codec, buffer)
         start = recorder.mark("exchange")
-        recorder.add("encode", "encode", begin, start, unit=unit.row.name, step=step)
+        if unit.row.codec != "none":
+            recorder.add("encode", "encode", begin, start, unit=unit.row.name, step=step)
         work = dist.all_reduce(part, group=self._group, async_op=True)
         assert work is not None
 
@@ -177,6 +178,7 @@ class BucketReducer:
             return buffer
 
         future: torch.futures.Future[Any] = work.get_future().then(arrived)
+        recorder.add_issuing(called)
         return future
 
     def _share(self, index: int, codec: str, buffer: Tensor) -> Tensor:
@@ -187,5 +189,9 @@ class BucketReducer:
             # In memory that stays: on a CPU the first writes to new memory take longer than the conversion.
             rounded = self._rounded.setdefault(index, Bf16Buffers())
             return rounded.write([Merge(buffer, cast(torch.bfloat16), own=False)], self._world).tensor
+        if codec == "bf16" and buffer.dtype == torch.float32 and halves_exactly(self._world):
+            # torch's kernels: ours for large tensors is compiled at its first use, for longer than it saves in a job's
+            # first steps.
+            return buffer.to(torch.bfloat16).mul_(1 / self._world)
         part, _ = adding(Merge(buffer, cast(_WIRE[codec]), own=False, scratch=True), self._world)
         return part

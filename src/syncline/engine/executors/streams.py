@@ -30,6 +30,10 @@ EARLY_PASSES = 6
 """Passes on one side stream, without captures: the plan changes then. Every stream costs the workspaces of libraries
 for good, and every capture the time to make it."""
 
+_MULTIPLYING = 2
+"""Side streams for launches that multiply matrices: cuBLAS keeps 32 MiB for each. While one computes, the other one's
+message is on the network."""
+
 
 class EventTicket:
     """Work on a side stream; `wait` orders the current stream behind it."""
@@ -85,6 +89,7 @@ class StreamExecutor:
         self.failure: BaseException | None = None
         self.lanes = streams
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(streams)]
+        self.first_stream = self._streams[0]
         self._updates = [torch.cuda.Stream(device, priority=-1) for _ in range(updates)]
         self._passes = 0
         self._order: list[Launch] = []
@@ -216,7 +221,10 @@ class StreamExecutor:
 
     def _number(self, launch: Launch) -> int:
         """Which side stream a launch is put on."""
-        return 0 if self._passes <= EARLY_PASSES else launch.position % len(self._streams)
+        if self._passes <= EARLY_PASSES:
+            return 0
+        multiplies = launch.unit.codec.definition.carries == "factors"
+        return launch.position % (_MULTIPLYING if multiplies else len(self._streams))
 
     def _end(self, stream: torch.cuda.Stream, label: str) -> Any:
         event = torch.cuda.Event()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from syncline._compat import NoSubclasses
 from syncline.engine.health.peer_errors import PeerMonitor
+from syncline.engine.launch.reused_memory import ReusedMemory
 from syncline.engine.launch.run import run_launch
 from syncline.engine.launch.units import Launch, UnitRun
 from syncline.trace import Recorder
@@ -79,6 +80,7 @@ class ThreadExecutor:
         self._lock = threading.RLock()
         self._launchable, self._updatable, self._turned = (threading.Condition(self._lock) for _ in range(3))
         """A launch may start; an update may start; a collective was issued, so the next one may be."""
+        self._memory = ReusedMemory()
         self._order: list[Launch] = []
         self._next = 0
         """Place in `_order` of the launch that starts next."""
@@ -108,6 +110,8 @@ class ThreadExecutor:
         """Start a backward pass; its launches run in this order."""
         with self._lock:
             self._raise_failure()
+            if order and [*order] != self._order:
+                self._memory.clear()  # another plan
             self._order, self._next = list(order), 0
             self._exchanges, self._after = {}, {}
             rounds = max((launch.rounds for launch in order), default=0)
@@ -255,7 +259,7 @@ class ThreadExecutor:
     def _run_launch(self, launch: Launch) -> None:
         """In a worker thread, without the lock."""
         try:
-            run_launch(launch, self.recorder, self._turn)
+            run_launch(launch, self.recorder, self._turn, self._memory)
         except BaseException as error:
             self.explain(launch.label, error)
             return

@@ -17,6 +17,8 @@ TEXT_LIMIT = 300
 
 # Kinds of diagnosis, the most certain first.
 LOST, BEHIND, UNKNOWN = "lost", "behind", "unknown"
+MISUSE = "misuse"
+"""Kind of an alarm for an error of the user that ends all ranks; they raise its text as it is."""
 
 # Results of `process_state`.
 GONE, STOPPED, RUNNING = "gone", "stopped", "running"
@@ -54,6 +56,8 @@ class Heartbeat(Record):
     doing: str
     wall: float  # seconds since the epoch on the rank's own clock: for messages only, never to decide anything
     failed: bool = False  # the rank itself has found a failure: it is a victim, not the cause
+    passes: int = 0  # backward passes that it has begun to average
+    agreements: int = 0  # agreements on a change before a pass that it has joined
     end: str | None = None  # why the rank left on purpose; an empty text is a clean end
 
 

@@ -10,11 +10,18 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from syncline._compat import default_store
+from syncline.engine.health.heartbeat import MISUSE
 from syncline.engine.health.peers import Peers
 from syncline.engine.protocols import WatchedEngine
-from syncline.errors import PeerError
+from syncline.errors import PeerError, UsageError
 
 _COMMUNICATION = re.compile(r"gloo|nccl|timed? ?out|connection|peer|socket|broken pipe|aborted", re.I)
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether an error says that a communication failed, so that a lost peer may be the cause."""
+    # Some errors of Gloo are plain RuntimeErrors.
+    return isinstance(error, dist.DistError | RuntimeError) and bool(_COMMUNICATION.search(f"{type(error)} {error}"))
 
 
 class PeerMonitor(Peers):
@@ -41,9 +48,14 @@ class PeerMonitor(Peers):
         engine = self._engine()
         return "after the end" if engine is None else f"step {engine.step}"
 
-    def alarm(self) -> PeerError | None:
+    def alarm(self) -> BaseException | None:
         """The error that another rank has reported, if any."""
-        return None if self.alarm_text() is None else self.explain(self._step)
+        return None if self.alarm_text() is None else self._explain(self._step)
+
+    def refuse(self, error: UsageError) -> BaseException:
+        """End all ranks with this error of the user. Returns what to raise here: another rank may have been first."""
+        self.raise_alarm(str(error), kind=MISUSE)
+        return error if self.alarm_text() is None else self._explain(self._step)
 
     def error_for(self, unit: str, error: BaseException) -> BaseException:
         """The error to raise for one in a worker: a `PeerError` if a peer was lost, anything else unchanged."""
@@ -66,8 +78,11 @@ class PeerMonitor(Peers):
     def _error_for(self, what: str, error: BaseException) -> BaseException:
         if isinstance(error, PeerError):
             return error
-        # Some errors of Gloo are plain RuntimeErrors.
-        if isinstance(error, dist.DistError | RuntimeError) and _COMMUNICATION.search(f"{type(error)} {error}"):
-            return self.explain(f"{self._step}{what}", error)
+        if is_communication_error(error):
+            return self._explain(f"{self._step}{what}", error)
         self.leave(error)
         return error
+
+    def _explain(self, what: str, cause: BaseException | None = None) -> BaseException:
+        found = self.diagnosis(cause)
+        return UsageError(found.text) if found.kind == MISUSE else self.explain(what, cause)

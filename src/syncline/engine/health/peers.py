@@ -18,6 +18,7 @@ from syncline._compat import PrefixStore, Store, TCPStore
 from syncline.engine.health.heartbeat import (
     GONE,
     LOST,
+    MISUSE,
     RUNNING,
     STOPPED,
     TEXT_LIMIT,
@@ -53,6 +54,8 @@ class Peers:
 
     doing: str
     """What this rank is doing now, for the messages of other ranks; setting it is only an assignment."""
+    passes: int = 0
+    """Backward passes that this rank has begun to average; on every rank, the n-th one is the same pass."""
 
     def __init__(
         self, store: Store, *, rank: int, world: int, timeout: float, period: float | None = None,
@@ -74,7 +77,7 @@ class Peers:
         # Our own connection: a blocking get of another user would block a shared one, and our heartbeats with it.
         own = PrefixStore(prefix, store.clone() if served else store)  # type: ignore[attr-defined]  # not in its stub
         self._store: Any = PrefixStore(str(own.add(f"born/{rank}", 1)), own)
-        self._count = 0
+        self._count = self._agreements = 0
         self._writing = threading.Lock()
         self._store_call_since: float | None = None  # when the heartbeat thread's current store call began
         self._store_error: str | None = None  # why the store is considered lost
@@ -133,8 +136,35 @@ class Peers:
         mine = Diagnosis(kind, tuple(ranks), text, by=self._global[self._rank])
         self._try_write(lambda: self._write_alarm(mine))
 
+    def wait_for_agreement(self, agreed: threading.Event) -> list[int]:
+        """This rank changes something before its next pass: wait until all ranks have `agreed` to that.
+
+        Returns as soon as ranks (global) are known that have begun that pass without a change, and names them.
+        """
+        self._agreements += 1
+        while not agreed.wait(self._period / 4):
+            if self._alarm is not None:
+                raise RuntimeError("aborted: another rank has raised the alarm")
+            if self._store_error is not None:
+                continue  # the agreement has a timeout of its own
+            try:
+                beats = _call_with_timeout(self.timeout, self._read_all)
+            except (RuntimeError, TimeoutError) as error:
+                self._store_error = _short(error)
+                continue
+            if others := [r for r, b in beats.items() if b.passes > self.passes and b.agreements < self._agreements]:
+                return [self._global[rank] for rank in others]
+        return []
+
     def explain(self, what: str, cause: BaseException | None = None, grace: float = 1.0) -> PeerError:
-        """The error to raise after `what` failed or timed out; it names the ranks that caused the failure.
+        """The error to raise after `what` failed or timed out; it names the ranks that caused the failure."""
+        found = self.diagnosis(cause, grace)
+        error = PeerError(f"{what}: {found.text}", ranks=found.ranks)
+        error.__cause__ = cause
+        return error
+
+    def diagnosis(self, cause: BaseException | None = None, grace: float = 1.0) -> Diagnosis:
+        """Why an exchange has failed, with this error.
 
         Watches the other ranks for at most about two periods and `grace` seconds, and raises the alarm for them.
         The first diagnosis counts: later calls, and calls from other threads, get the same one at once.
@@ -145,9 +175,7 @@ class Peers:
                 self._diagnosis = self._diagnose(grace, cause)
                 if self._alarm is None and not self._closed:
                     self.raise_alarm(self._diagnosis.text, ranks=self._diagnosis.ranks, kind=self._diagnosis.kind)
-        error = PeerError(f"{what}: {self._diagnosis.text}", ranks=self._diagnosis.ranks)
-        error.__cause__ = cause
-        return error
+            return self._diagnosis
 
     def leave(self, reason: BaseException | str | None = None) -> None:
         """Announce that this rank leaves on purpose, and why; the first reason counts.
@@ -195,7 +223,16 @@ class Peers:
     def _beat(self) -> None:
         with self._writing:
             self._count += 1
-            beat = Heartbeat(self._count, self.doing[:TEXT_LIMIT], time.time(), self._is_victim(), self._end)
+            passes, agreements = self.passes, self._agreements  # in this order: an agreement comes before its pass
+            beat = Heartbeat(
+                self._count,
+                self.doing[:TEXT_LIMIT],
+                time.time(),
+                failed=self._is_victim(),
+                passes=passes,
+                agreements=agreements,
+                end=self._end,
+            )
             self._store.set(f"beat/{self._rank}", beat.encode())
 
     def _is_victim(self) -> bool:
@@ -268,7 +305,7 @@ class Peers:
         return Observation(first.get(rank), last.get(rank), process, state)
 
     def _from_alarm(self, alarm: Diagnosis) -> Diagnosis:
-        if alarm.by == self._global[self._rank] or alarm.ranks == (alarm.by,):
+        if alarm.by == self._global[self._rank] or alarm.ranks == (alarm.by,) or alarm.kind == MISUSE:
             return alarm
         return replace(alarm, text=f"{alarm.text} (found by rank {alarm.by})")
 

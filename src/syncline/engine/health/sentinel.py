@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from syncline import exchange
 from syncline.engine.launch.run import norm
 from syncline.engine.launch.units import UnitRun, checksum
 from syncline.engine.process_groups import flattened, names_of, spread
@@ -42,6 +43,8 @@ class Sentinel:
         self._falling_back: set[str] = set()
         self.fell_back = False
         """Whether units were made dense: they must not be compressed again."""
+        self.residual_share: float | None = None
+        """Norm of all ranks' residuals over that of their gradients, at the last check; None if unknown."""
 
     def due(self, step: int) -> bool:
         """Whether to check after the step with this number (from 1)."""
@@ -70,6 +73,7 @@ class Sentinel:
                 rows = engine.groups.gather(row)
             split = len(engine.slots)
             problems = self._check_replicas(rows[:, :split])
+            self.residual_share = _residual_share(rows[:, split:].contiguous().view(torch.float64))
             for at, unit in enumerate(kept):
                 problems += self._check_residual(
                     unit, rows[:, split + 3 * at :][:, :3].contiguous().view(torch.float64)
@@ -146,12 +150,27 @@ class Sentinel:
 def dense(plan: Plan, names: Collection[str]) -> Plan:
     """The plan with these units uncompressed and in one part, each launched where its first part was."""
     units = [
-        replace(unit, codec="none", exchange="allreduce", partitions=1) if unit.name in names else unit
+        replace(unit, codec="none", exchange=_dense_exchange(unit.exchange), partitions=1)
+        if unit.name in names
+        else unit
         for unit in plan.units
     ]
     order: list[Any] = [(name, 0) if name in names else (name, part) for name, part in plan.order]
     # Units may have different codecs now, which torch's reducer cannot run.
     return replace(plan, units=tuple(units), order=tuple(dict.fromkeys(order)), executor="overlap")
+
+
+def _dense_exchange(text: str) -> str:
+    """All-reduce, unless some ranks may not train: those would count in it."""
+    return "allreduce" if exchange.build(text).definition.workers is None else text
+
+
+def _residual_share(norms: Tensor) -> float | None:
+    """From columns of residual, own and averaged gradient for each unit with a residual, and a row per rank."""
+    if not norms.numel():
+        return 0.0
+    residuals, gradients = norms[:, 0::3].norm(), norms[:, 1::3].norm()
+    return float(residuals / gradients) if bool(residuals.isfinite() & (gradients > 0) & gradients.isfinite()) else None
 
 
 def _norms(unit: UnitRun, device: torch.device) -> Tensor:

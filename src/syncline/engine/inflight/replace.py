@@ -59,11 +59,14 @@ def replace_imported_names(replaced: Sequence[tuple[Any, Any]]) -> Callable[[], 
     `replaced` holds pairs of an original and the function for its place. Returns a function that restores the names.
     """
     functions = {id(original): function for original, function in replaced}
+    ids = set(functions)
     changed: list[tuple[dict[str, Any], str, Any, Any]] = []
     for module_name, module in list(sys.modules.items()):
         names = getattr(module, "__dict__", None)
         if names is None or module_name == "torch" or module_name.startswith(("torch.", "syncline.engine.inflight")):
             continue
+        if ids.isdisjoint(map(id, list(names.values()))):
+            continue  # nearly all of some thousand modules, so that a loop over their names would delay attach
         for name, value in list(names.items()):
             if id(value) in functions:
                 changed.append((names, name, value, functions[id(value)]))

@@ -14,6 +14,7 @@ from torch import Tensor
 from syncline import codecs
 from syncline.codecs import Batch, Codec, Gather, Merge, Out, Result
 from syncline.codecs.build import LATE
+from syncline.codecs.state import Memory
 
 SMALL = 16384
 """Tensors of a unit with up to this many values are laid end to end for codecs that work on flat tensors."""
@@ -34,6 +35,11 @@ class CodecBatch:
     def pack(self, grads: Sequence[Tensor]) -> Tensor:
         """The members' gradients as one tensor for the codec; `grads` are those of the whole unit."""
         return self._batch.pack([grads[i] for i in self.members])
+
+    def pack_sum(self, grads: Sequence[Tensor], residual: Tensor, memory: Memory) -> Tensor:
+        """`pack` plus the packed residual, in one pass over memory."""
+        out = memory.empty(self.shape, residual.dtype)
+        return self._batch.pack_sum([grads[i] for i in self.members], residual, out)
 
     def outputs(self, output: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         """The codec's output by member: (index of the parameter in the unit, first value, values)."""
@@ -84,6 +90,13 @@ class CodecSlice(CodecBatch):
     def pack(self, grads: Sequence[Tensor]) -> Tensor:
         parts = [grads[i].reshape(-1)[a:b] for i, a, b in self.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def pack_sum(self, grads: Sequence[Tensor], residual: Tensor, memory: Memory) -> Tensor:
+        out = memory.empty(self.shape, residual.dtype)
+        sizes = [b - a for _, a, b in self.pieces]
+        for (i, a, b), other, into in zip(self.pieces, residual.split(sizes), out.split(sizes), strict=True):
+            torch.add(grads[i].reshape(-1)[a:b], other, out=into)
+        return out
 
     def outputs(self, output: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         values = output.view(-1).split([b - a for _, a, b in self.pieces])

@@ -10,17 +10,17 @@ rank used, gradients accumulated over several exchanges) runs without a capture.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from syncline._compat import copy_all, storage_users
-from syncline.codecs import Merge, Request, Result
+from syncline.codecs import Codec, Merge, Request, Result
 from syncline.codecs.coder import Payload, coder
 from syncline.engine.launch.batches import CodecBatch
-from syncline.engine.launch.run import LaunchRun, joint_norm, new_state, norm_of
+from syncline.engine.launch.run import LaunchRun, joint_norm, new_state, norm_of, receive
 from syncline.engine.launch.units import Launch
 from syncline.exchange import AllReduce, Link
 from syncline.trace import Recorder
@@ -47,12 +47,20 @@ def why_eager(launch: Launch) -> str:
     exchanges = {str(link.exchange) for link in launch.links} - {"allreduce"}
     if exchanges:
         return f"{exchanges.pop()} is not an all-reduce, which works in fixed memory"
-    for batch in launch.batches:
-        codec = batch.codec
-        if not codec.definition.captures or (codec.tail is not None and codec.tail.seeded):
-            return f"{codec} does not declare that it does the same in every step"
-        if codec.feedback is not True or type(batch) is not CodecBatch:
-            return f"{codec} keeps no residual of whole tensors"
+    reasons = (_why_codec_is_eager(batch.codec, whole=type(batch) is CodecBatch) for batch in launch.batches)
+    return next(filter(None, reasons), "")
+
+
+def can_capture(codec: Codec) -> bool:
+    """Whether launches of this codec can be captured, over an all-reduce."""
+    return not _why_codec_is_eager(codec, whole=True)
+
+
+def _why_codec_is_eager(codec: Codec, *, whole: bool) -> str:
+    if not codec.definition.captures or (codec.tail is not None and codec.tail.seeded):
+        return f"{codec} does not declare that it does the same in every step"
+    if codec.feedback is not True or not whole:
+        return f"{codec} keeps no residual of whole tensors"
     return ""
 
 
@@ -63,11 +71,12 @@ def _is_like_others(launch: Launch) -> bool:
 
 @dataclass
 class _Part:
-    """A piece of work for one batch; `output` is the average that it leaves, if any, and `averages` its members."""
+    """A piece of work for one batch, the result that it leaves, if any, and the members' parts of its output."""
 
     do: Callable[[], None]
-    output: Tensor | None
-    averages: Sequence[tuple[int, int, Tensor]]
+    batch: CodecBatch
+    result: Result | None
+    averages: Sequence[tuple[int, int, Tensor]] = ()
 
 
 @dataclass
@@ -95,8 +104,8 @@ class CapturedLaunch:
         ]
         self._after: list[dict[str, Tensor]] = [{} for _ in batches]
         self._tape = tape
-        self._outputs: list[Tensor] = []
-        """The average that the part which is being captured leaves."""
+        self._results: list[Result] = []
+        """The result that the part which is being captured leaves."""
         self._rounds: list[_Round] = []
         self._moves: list[Any] = []
         run = LaunchRun(batches, launch.context, deliver=self._deliver)
@@ -126,9 +135,11 @@ class CapturedLaunch:
 
             do = self._tape.capture(work)
             # Kept until here: what else is captured in this part must not use its memory before it is copied out.
-            output = self._tape.unowned(self._outputs.pop()) if self._outputs else None
-            averages = [] if output is None else list(self._batches[place].outputs(output))
-            now.parts.append(_Part(do, output, averages))
+            batch, result, averages = self._batches[place], self._results.pop() if self._results else None, []
+            if result is not None and isinstance(result.mean, Tensor):
+                result = replace(result, mean=self._tape.unowned(result.mean))
+                averages = list(batch.outputs(result.output))
+            now.parts.append(_Part(do, batch, result, averages))
 
     def _send(self, requests: Sequence[Request], links: Sequence[Link]) -> None:
         """The next round: the tensors that the all-reduce works on, as the exchange writes them."""
@@ -144,7 +155,7 @@ class CapturedLaunch:
 
     def _deliver(self, place: int, result: Result) -> None:
         self._after[place] = new_state(result, self._committed[place])
-        self._outputs.append(result.output)
+        self._results.append(replace(result, state={}, sample=None))  # nobody else needs their memory
 
     def fits(self, launch: Launch) -> bool:
         """Whether states and gradients are still what was captured."""
@@ -165,6 +176,7 @@ class CapturedLaunch:
         copy_all(moved)
         copy_all([(part, unit.grads[place]) for place, part in self._inputs])
         norms = [norm_of(packed) for packed in self._packed] if launch.measure else []
+        launch.sample_gradients()
         averaged: list[Tensor] = []
         self._start()
         for number, now in enumerate(self._rounds):
@@ -179,12 +191,17 @@ class CapturedLaunch:
             recorder.add("exchange", "allreduce", end, begin, unit=label, bytes=sent, step=step)
             for part in now.parts:
                 part.do()
-                if part.output is not None:
-                    averaged += [norm_of(part.output)] if launch.measure else []
+                if part.result is None:
+                    continue
+                averaged += [norm_of(part.result.output)] if launch.measure else []
+                if part.averages:
                     unit.receive(part.averages)
+                else:
+                    receive(unit, part.batch, part.result)
         recorder.add("decode", "decode", begin, recorder.mark("decode"), unit=label, step=step)
         launch.norms = torch.stack([joint_norm(norms), joint_norm(averaged)]) if launch.measure else None
         launch.tentative = [dict(state) for state in self._after]
+        launch.sample_averages()
 
 
 def _answer(moves: Any, arrived: Tensor) -> Any:

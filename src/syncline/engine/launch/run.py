@@ -14,19 +14,23 @@ from torch import Tensor
 from syncline._compat import storage_address
 from syncline.codecs import Codec, Gather, Merge, Request, Result
 from syncline.codecs.ops import finite, keep_if
-from syncline.codecs.requests import answer, lower
+from syncline.codecs.program import adds_residual
+from syncline.codecs.requests import Product, answer, lower
+from syncline.codecs.state import Memory
 from syncline.engine.launch.batches import CodecBatch
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
-from syncline.engine.launch.units import Launch, StepContext
+from syncline.engine.launch.reused_memory import ReusedMemory
+from syncline.engine.launch.units import Launch, StepContext, UnitRun
 from syncline.trace import Recorder
 
 Turn = Callable[[Launch, int], AbstractContextManager[None]]
 
 
-def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
+def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None, memory: ReusedMemory | None = None) -> None:
     """Turn a launch's gradients into averaged gradients; collectives are issued inside `turn(launch, round)`.
 
-    Without turns nothing happens between a codec's work and its exchange, and one time mark serves both.
+    Without turns nothing happens between a codec's work and its exchange, and one time mark serves both. `memory`: for
+    large tensors, on a CPU.
     """
     unit, label, step = launch.unit, launch.label, recorder.step if launch.step < 0 else launch.step
     # Other exchanges sum in float32; and norms are taken of the gradient before it is overwritten.
@@ -34,10 +38,11 @@ def run_launch(launch: Launch, recorder: Recorder, turn: Turn | None) -> None:
     chained = launch.tentative if launch.chain else None
     before = [dict(batch.state) for batch in launch.batches] if chained is None else chained
     unused = frozenset(place for place, target in enumerate(unit.targets) if target is None)
-    delivery = _Delivery(launch, before, unused)
+    delivery = _Delivery(launch, before, unused, memory)
     buffers = launch.buffers if reuse else None
-    run = LaunchRun(launch.batches, launch.context, buffers=buffers, deliver=delivery.take)
+    run = LaunchRun(launch.batches, launch.context, buffers=buffers, deliver=delivery.take, memory=memory)
     begin = recorder.mark("encode")
+    launch.sample_gradients()
     given = before if not unused else [_zeroed(*pair, unused) for pair in zip(launch.batches, before, strict=True)]
     requests = run.start(unit.grads, given)
     end = recorder.mark("encode")
@@ -94,8 +99,14 @@ def _with_old_parts(
 class _Delivery:
     """Takes the results of a launch one by one, so that their memory is free again before the next one is made."""
 
-    def __init__(self, launch: Launch, before: list[dict[str, Tensor]], unused: frozenset[int]) -> None:
-        self._launch, self._before, self._unused = launch, before, unused
+    def __init__(
+        self,
+        launch: Launch,
+        before: list[dict[str, Tensor]],
+        unused: frozenset[int],
+        memory: ReusedMemory | None,
+    ) -> None:
+        self._launch, self._before, self._unused, self._memory = launch, before, unused, memory
         self._after: list[dict[str, Tensor]] = [{} for _ in before]
         self._local: list[Tensor] = []
         self._averaged: list[Tensor] = []
@@ -109,13 +120,23 @@ class _Delivery:
             self._averaged.append(norm_of(result.output))
         state = new_state(result, old)
         self._after[place] = _with_old_parts(batch, state, old, self._unused) if self._unused else state
-        unit.receive(batch.outputs(result.output))
+        receive(unit, batch, result, self._memory)
 
     def end(self) -> None:
         """All batches have their results."""
         launch = self._launch
         launch.norms = torch.stack([joint_norm(self._local), joint_norm(self._averaged)]) if launch.measure else None
         launch.tentative = self._after
+        launch.sample_averages()
+
+
+def receive(unit: UnitRun, batch: CodecBatch, result: Result, memory: ReusedMemory | None = None) -> None:
+    """Make a result the averaged gradients of a batch's parameters; `memory` that it is in will be used again."""
+    if isinstance(result.mean, Product):
+        if not unit.compute(batch.members[0], result.mean):
+            unit.receive(batch.outputs(result.output))
+        return
+    unit.receive(batch.outputs(result.mean), copy=memory is not None and memory.owns(result.mean))
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -141,11 +162,11 @@ def new_state(result: Result, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The output is the same on every rank, so every rank decides alike; on CUDA the device decides.
     """
-    output, new = result.output, dict(result.state)
-    if not output.numel() or not (new or "error" in old):
+    new = dict(result.state)
+    if not result.shape.numel() or not (new or "error" in old):
         return new
-    good = finite(output if result.sample is None else result.sample)
-    if output.device.type == "cpu":
+    good = finite(result.output if result.sample is None else result.sample)
+    if good.device.type == "cpu":
         return new if good else dict(old)
     if not new:
         new = {"error": torch.zeros_like(old["error"])}  # it was added to this gradient, unless the step is broken
@@ -172,9 +193,11 @@ class LaunchRun:
         *,
         deliver: Callable[[int, Result], None],
         buffers: Bf16Buffers | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """`deliver(place, result)` gets the result of each batch as soon as there is one."""
         self.batches, self.context, self._buffers, self._deliver = batches, context, buffers, deliver
+        self._memory = memory
         self.runs: list[Any] = []
         """The codec's run for each batch; None when it has its result."""
         self._waiting: list[tuple[int, Request]] = []
@@ -185,6 +208,10 @@ class LaunchRun:
     def start(self, grads: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> list[Request]:
         """The first requests; `states` has the codec state of every batch."""
         for place, (batch, state) in enumerate(zip(self.batches, states, strict=True)):
+            if self._memory is not None and adds_residual(batch.codec, state, grads[batch.members[0]].dtype):
+                packed = batch.pack_sum(grads, state["error"], self._memory)
+                self.start_batch(place, packed, state, scratch=True, compensated=True)
+                continue
             packed = batch.pack(grads)
             if not batch.codec.feedback and "error" in state:
                 # A residual of another codec is added to the next gradient.
@@ -194,13 +221,18 @@ class LaunchRun:
             self.start_batch(place, packed, state, scratch=copied)
         return self.requests()
 
-    def start_batch(self, place: int, packed: Tensor, state: Mapping[str, Tensor], *, scratch: bool) -> None:
-        """Start one batch, in their order, with its packed gradient; `scratch` allows to overwrite that."""
+    def start_batch(
+        self, place: int, packed: Tensor, state: Mapping[str, Tensor], *, scratch: bool, compensated: bool = False
+    ) -> None:
+        """Start one batch, in their order, with its packed gradient; `scratch` allows to overwrite that.
+
+        `compensated`: the residual has been added to it.
+        """
         batch, context = self.batches[place], self.context
         where = {"step": context.step, "rank": context.rank, "world": context.world, "seed": context.seed}
-        run = batch.codec.run(names=batch.names, lengths=batch.lengths, **where)
+        run = batch.codec.run(names=batch.names, lengths=batch.lengths, memory=self._memory, **where)
         self.runs.append(run)
-        self._sort(place, run.start(packed, state, scratch=scratch))
+        self._sort(place, run.start(packed, state, scratch=scratch, compensated=compensated))
 
     def resume(self, answers: Sequence[Any]) -> list[Request]:
         """The next requests; none when all batches have their results."""

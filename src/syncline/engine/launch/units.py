@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from syncline import codecs
 from syncline._compat import NoSubclasses, copy_all, storage_address, storage_users
+from syncline.codecs.requests import Product
 from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
+from syncline.engine.launch.samples import LaunchSamples
 from syncline.errors import UsageError
 from syncline.exchange import Link
 from syncline.plan import Unit, shape_of
@@ -87,6 +89,8 @@ class Launch:
     """Note this pass's norms, for the sentinel."""
     norms: Tensor | None = None
     """Norms of this rank's gradient and of the averaged one, as they were exchanged."""
+    samples: LaunchSamples | None = None
+    """Reads values of its gradients in some steps, for the guard of codec errors."""
     buffers: Bf16Buffers = field(default_factory=Bf16Buffers)
 
     def __post_init__(self) -> None:
@@ -100,6 +104,17 @@ class Launch:
             old = batch.state
             for key, new in state.items():
                 state[key] = torch.where(used, new, old[key] if key in old else torch.zeros_like(new))
+
+    def sample_gradients(self) -> None:
+        """It begins: read the gradients at the places of the samples, in the steps for which they are wanted."""
+        if self.samples is not None and self.context.step in self.samples.steps:
+            self.samples.before(self.unit.grads)
+
+    def sample_averages(self) -> None:
+        """The exchange is done: read the averages at the same places."""
+        if self.samples is not None and self.context.step in self.samples.steps:
+            averages = [None if target is None else as_real(target) for target in self.unit.targets]
+            self.samples.after(averages, self.tentative or ())
 
     def commit(self) -> None:
         """Keep the codec states that the exchange left."""
@@ -245,8 +260,22 @@ class UnitRun:
         known = Counter(storage_address(t) for t in (*grads, *self.grads))
         return any(storage_users(grad) > known[storage_address(grad)] for grad in grads)
 
-    def receive(self, averages: Iterable[tuple[int, int, Tensor]]) -> None:
-        """Averaged gradients: the parameter's place in the unit, the first value, and the values from there on."""
+    def compute(self, place: int, product: Product) -> bool:
+        """Compute the averaged gradient of a parameter in its own memory; False if it has to be copied there."""
+        target = self.targets[place]
+        if target is None:
+            return True
+        into = as_real(target)
+        if into.dtype != torch.float32 or not into.is_contiguous():
+            return False
+        product.write(into)
+        return True
+
+    def receive(self, averages: Iterable[tuple[int, int, Tensor]], *, copy: bool = False) -> None:
+        """Averaged gradients: the parameter's place in the unit, the first value, and the values from there on.
+
+        `copy`: their memory will be used again.
+        """
         pairs: list[tuple[Tensor, Tensor]] = []
         for place, first, values in averages:
             target = self.targets[place]
@@ -254,7 +283,7 @@ class UnitRun:
                 continue
             into = as_real(target)
             whole = values.numel() == into.numel()
-            if whole and self.takes_memory[place] and into is target and into.is_contiguous():
+            if whole and not copy and self.takes_memory[place] and into is target and into.is_contiguous():
                 # No copy: the gradient object takes over the memory.
                 target.data = values.view(target.shape)
             elif whole:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from syncline._compat import pass_for_step
+from syncline.engine.optimizer.partial_step import steps_as_lists
 
 _REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+_DECIDING = ("foreach", "fused", "differentiable")
 
 _adopted: "weakref.WeakValueDictionary[int, Adopted]" = weakref.WeakValueDictionary()
 """By the optimizer's id, which is valid as long as its `Adopted` lives."""
@@ -46,6 +48,8 @@ class Adopted:
         self._ours = {name: self._replacement(name) for name in _REPLACED}
         optimizer.__dict__.update(self._ours)
         self._restored = False
+        self._looked_at: list[Any] = []
+        self._small: list[int] = []
         _adopted[id(optimizer)] = self
 
     def _replacement(self, name: str) -> types.MethodType:
@@ -66,6 +70,15 @@ class Adopted:
         method.__name__ = name  # by this name it is pickled: as the class's own method
         pass_for_step(method, original)
         return types.MethodType(method, self.optimizer)
+
+    def groups_of_small(self) -> list[int]:
+        """The parameter groups that a whole step takes as lists; looked at again when what decides that changes."""
+        groups = self.optimizer.param_groups
+        now = [(len(g["params"]), *map(g.get, _DECIDING), *map(type, g.values())) for g in groups]
+        if now != self._looked_at:
+            self._looked_at = now
+            self._small = [n for n, g in enumerate(groups) if steps_as_lists(self.optimizer, g, g["params"])]
+        return self._small
 
     def restore(self) -> None:
         """Give the optimizer its own methods back."""

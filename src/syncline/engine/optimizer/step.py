@@ -15,7 +15,7 @@ from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun
 from syncline.engine.optimizer.adoption import Adopted, adopted, replace_closure
-from syncline.engine.optimizer.partial_step import Settings, settings, step_part, why_whole
+from syncline.engine.optimizer.partial_step import Settings, settings, step_part, stepping_as_lists, why_whole
 from syncline.engine.optimizer.waiting_state import WaitingState, is_held_by_others
 from syncline.engine.other_wrappers import refuse_horovod
 from syncline.engine.protocols import EngineView, Ticket
@@ -40,19 +40,20 @@ class Stepper:
         update: str | None,
         check_model: Callable[[], None],
         finish_backward: Callable[[], None],
+        before_step: Callable[[], None],
         dropped: Callable[[Sequence[UnitRun]], None],
         stepped: Callable[[bool], None],
     ) -> None:
         """`stepped(first)` is called after a step; `first`: no other optimizer has stepped since the backward pass.
 
         `dropped(units)` is called before gradients are zeroed with which no optimizer has stepped. `check_model` raises
-        if the model has other parameters now.
+        if the model has other parameters now; `before_step` ends the backward pass.
         """
         if update not in (None, "unit", "whole"):
             raise UsageError(f"update is '{update}': use 'unit', 'whole' or None (by the optimizer's kind)")
         self._engine, self._state, self._in_flight, self._update = engine, state, in_flight, update
         self.check_model, self._finish_backward = check_model, finish_backward
-        self._dropped, self._stepped = dropped, stepped
+        self._before_step, self._dropped, self._stepped = before_step, dropped, stepped
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
         self._guards = True
@@ -82,6 +83,11 @@ class Stepper:
     def has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer has parameters of this engine's model."""
         return any(id(p) in self._slots for group in optimizer.param_groups for p in group["params"])
+
+    def learning_rate(self) -> float:
+        """The largest learning rate of the adopted optimizers; 0 if there is none."""
+        groups = [group for each in self._adopted for group in each.optimizer.param_groups]
+        return max((float(group["lr"]) for group in groups if "lr" in group), default=0.0)
 
     def guard_state(self, optimizer: torch.optim.Optimizer) -> WaitingState | None:
         """Make readers of `optimizer.state` wait; None if the user has put a dict there that must stay what it is.
@@ -134,7 +140,7 @@ class Stepper:
         if (with_closure := replace_closure(args, kwargs, self._averaging)) is not None:
             self._engine.say("a closure evaluates the model inside step: every step waits for all gradients")
             return self._step_with_closure(adopted, with_closure)
-        self._finish_backward()
+        self._before_step()
         if not self._state.in_flight:
             self.check_model()  # no gradient has come since the last step
         state = self.guard_state(optimizer)
@@ -225,7 +231,8 @@ class Stepper:
         recorder = self._engine.recorder
         begin, step = recorder.mark("update"), recorder.step  # a recording counts the step inside the original
         args, kwargs = arguments
-        result = adopted.original["step"](*args, **kwargs)
+        with stepping_as_lists(adopted.optimizer, adopted.groups_of_small()):
+            result = adopted.original["step"](*args, **kwargs)
         recorder.add("update", "update", begin, recorder.mark("update"), unit="all", step=step)
         self.stepped_whole(adopted.optimizer)
         return result

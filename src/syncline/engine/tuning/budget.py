@@ -10,14 +10,21 @@ SHARE = 0.02
 _PROBE_S = {"cpu": 0.4, "cuda": 0.1}
 _PROBE_CODEC_S = {"cpu": 0.2, "cuda": 0.05}
 """By device: probes of the network, and of each codec."""
+_ERROR_S = {"cpu": 2e-3, "cuda": 3e-3}
+_ERROR_VALUE_S = {"cpu": 4e-8, "cuda": 1e-9}
+"""By device: the error of a codec, for each tensor and for each value."""
 _SEARCH_S, _SEARCH_TENSOR_S = 0.4, 0.0025
 """The search on rank 0: for the launch order, and for each tensor and codec to choose from."""
 
 
-def expected_seconds(*, device: str, tensors: int, codecs: int, choose: bool) -> float:
-    """Seconds to measure the job with this many codecs and to search; `choose`: for codecs and units, too."""
+def expected_seconds(*, device: str, tensors: int, codecs: int, choose: bool, values: int = 0, world: int = 1) -> float:
+    """Seconds to measure the job with this many codecs and to search; `choose`: for codecs and units, too.
+
+    `values`: of all gradients, on which the ranks measure errors, each on its share.
+    """
     search = _SEARCH_S + (_SEARCH_TENSOR_S * tensors * codecs if choose else 0.0)
-    return _PROBE_S[device] + _PROBE_CODEC_S[device] * codecs + search
+    errors = (_ERROR_S[device] * tensors + _ERROR_VALUE_S[device] * values) * codecs / world if choose else 0.0
+    return _PROBE_S[device] + _PROBE_CODEC_S[device] * codecs + search + errors
 
 
 def pays(cost: float, *, gain: float, trained: float) -> bool:

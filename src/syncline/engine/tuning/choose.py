@@ -1,71 +1,60 @@
-"""The choice of a plan: codecs that may be chosen, the search on rank 0, and its result on every rank."""
+"""The choice of a plan: the search on rank 0, and its result on every rank."""
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from syncline import exchange
 from syncline.codecs import Codec
 from syncline.engine.process_groups import Groups
 from syncline.engine.protocols import TunableEngine
 from syncline.errors import UsageError
+from syncline.plan.auto_spec import Auto
 from syncline.plan.costs import Costs
+from syncline.plan.errors import Errors
 from syncline.plan.file import parse, text_of
 from syncline.plan.frozen_parameters import ordered_as, trained, whole
 from syncline.plan.planner import WORTH, Choice, reorder, search
 from syncline.plan.predict import built, exchanges_to_weigh, predict
-from syncline.plan.quality import NOISE, within
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
-from syncline.spec import parse_one, show
-
-
-def allowed_codecs(text: str, *, device: str = "cpu") -> list[str] | None:
-    """The lossy codecs of `"auto"` or `"auto(int8, powersgd(rank=4))"`; None if the spec is not auto."""
-    if text.strip().partition("(")[0].strip() != "auto":
-        return None
-    call = parse_one(text)
-    if call.kwargs:
-        raise UsageError(f"'{text}': auto takes codecs, such as auto(int8, powersgd(rank=4)), or nothing")
-    named = [show(arg) if isinstance(arg, tuple) else str(arg) for arg in call.args]
-    for codec in named:
-        exchange.legal(codec)
-    return named or within(NOISE, device=device)
 
 
 class PlanChooser:
-    """Finds the best plan for measured costs; with `allowed=None` the codecs stay and only the launches change."""
+    """Finds the best plan for measured costs; with `automatic=None` the codecs stay and only the launches change."""
 
-    def __init__(self, engine: TunableEngine, allowed: Sequence[str] | None, overlap: Plan) -> None:
+    def __init__(self, engine: TunableEngine, automatic: Auto | None, overlap: Plan) -> None:
         """`overlap`: the plan for our own executor before anything is measured."""
-        self._engine, self._allowed = engine, allowed
+        self._engine, self._automatic = engine, automatic
         self.overlap = overlap
         """The last plan for our own executor: in use, or in reserve while torch's reducer runs."""
         self._joined: tuple[str, Plan] | None = None
         """Hash of a plan whose units were joined, and the plan before, whose units may come back. On rank 0."""
 
-    def choose(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
+    def choose(self, costs: Costs, shapes: Sequence[Shape], errors: Errors | None = None) -> Choice:
         """The plan for parameters of these shapes. Only rank 0 searches, since ranks may share cores."""
-        choice = from_rank_0(self._engine.groups, lambda: self.search(costs, shapes))
+        choice = from_rank_0(self._engine.groups, lambda: self.search(costs, shapes, errors))
         self.overlap = choice.plan
         return choice
 
-    def search(self, costs: Costs, shapes: Sequence[Shape]) -> Choice:
+    def search(self, costs: Costs, shapes: Sequence[Shape], errors: Errors | None = None) -> Choice:
         """The search itself; it takes no part in any communication."""
-        engine = self._engine
-        if self._allowed is not None and not engine.fell_back:
-            choice = search(shapes, costs, allowed=self._allowed)
+        engine, auto = self._engine, self._automatic
+        if auto is not None and not engine.fell_back:
+            choice = search(shapes, costs, allowed=auto.codecs, errors=errors, budget=auto.budget)
             return replace(choice, plan=whole(choice.plan, engine.shapes))
         before = self.overlap if engine.plan.executor == "reducer" else engine.plan
         if self._joined is not None and self._joined[0] == before.hash:
             before = self._joined[1]
         found = reorder(trained(before, shapes), shapes, costs)
         told = predict(found.plan, shapes, costs)
-        fewer = _in_fewer_launches(before, costs, shapes) if told.host >= found.step else None
+        # A GPU's host, or the cores of a CPU, may have too much to do with so many launches.
+        crowded = told.host >= found.step or costs.contention >= 1
+        fewer = _in_fewer_launches(before, costs, shapes) if crowded else None
         if fewer is not None and fewer.step < found.step * (1 - WORTH):
+            taken = f"take the host {told.host * 1e3:.1f} ms" if told.host else f"need {found.step * 1e3:.1f} ms"
             why = (
-                f"{len(found.plan.order)} launches would take the host {told.host * 1e3:.1f} ms per step:"
-                f" {len(fewer.plan.order)} larger ones are predicted at {fewer.step * 1e3:.1f} ms"
+                f"{len(found.plan.order)} launches would {taken} per step: {len(fewer.plan.order)} larger ones are"
+                f" predicted at {fewer.step * 1e3:.1f} ms"
             )
             engine.say(f"step {engine.step}: {why}")
             kind = fewer.plan.units[0]
@@ -85,7 +74,8 @@ def _in_fewer_launches(plan: Plan, costs: Costs, shapes: Sequence[Shape]) -> Cho
     codec, pattern = min(kinds)
     if len(kinds) > 1 or exchanges_to_weigh(codec, costs.world) != (pattern,) or not _independent_of_unit(built(codec)):
         return None
-    return search(shapes, costs, allowed=[codec], always=(), mix=False)
+    # The exchange stays as well: without nodes of several ranks, no other one is weighed.
+    return search(shapes, replace(costs, node=1), allowed=[codec], always=(), mix=False)
 
 
 def _independent_of_unit(codec: Codec) -> bool:

@@ -22,7 +22,10 @@ SLOWER = 0.15
 HOPELESS = 0.75
 """No trial of the reducer if the overlap is predicted to take less than this share of its step."""
 TIE = 0.01
-"""Of two plans whose steps differ by less, the earlier one stays: dense before BF16, torch's reducer before ours."""
+"""Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. Between dense and BF16,
+the planner's `WORTH` decides."""
+CLOSE = 0.1
+"""A lossy plan that was faster than a dense one by less than this share in a trial has to be so over a window, too."""
 MOST_SIZES = 2
 """How many bucket sizes are tried after a plan was found."""
 
@@ -86,14 +89,54 @@ class ExecutorTrial:
         """The plan to stay with."""
         best = self.timed[0]
         for one in self.timed[1:]:
-            if one.step < best.step * (1 - TIE):
+            loses_more = _codec(best.plan) == "none" and _codec(one.plan) != "none"
+            if one.step < best.step * (1 - (WORTH if loses_more else TIE)):
                 best = one
         return best
 
+    def rivals(self) -> "Rivals":
+        """The other plans that were timed."""
+        best = self.fastest()
+        return Rivals([one for one in self.timed if one is not best])
+
+
+class Rivals:
+    """The plans of a trial that were slower. A few steps may mislead, so they get a second chance.
+
+    All numbers that it gets are the same on all ranks, and so are its answers.
+    """
+
+    def __init__(self, timed: Sequence[Timed]) -> None:
+        self._timed, self._chances = list(timed), len(timed)
+        self._dense_timed = False
+        """Whether a dense plan was timed over a window of steps, or need not be."""
+        self.beaten = not timed
+        """Whether the plan in use is faster than all of them, or they have had their chances."""
+
+    def instead_of(self, plan: Plan, step: float) -> Timed | None:
+        """The rival that is to replace `plan`, which took `step` seconds in a window of steps; None if it stays."""
+        rival = self._second_look(plan, step)
+        if rival is None:
+            rival = min(self._timed, key=lambda one: one.step, default=None)
+            if rival is None or not self._chances or rival.step >= step * (1 - WORTH):
+                self.beaten = True
+                return None
+            self._chances -= 1
+        self._timed = [*(one for one in self._timed if one is not rival), Timed(plan, Seen(step))]
+        return rival
+
+    def _second_look(self, plan: Plan, step: float) -> Timed | None:
+        """A dense plan that is to be timed over a window, once, because a lossy one in use was hardly faster."""
+        first, self._dense_timed = not self._dense_timed, True
+        if not first or _dense(plan):
+            return None
+        close = [one for one in self._timed if _dense(one.plan) and one.step < step * (1 + CLOSE)]
+        return min(close, key=lambda one: one.step, default=None)
+
 
 def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:
-    """The same buckets with BF16, if bytes matter."""
-    if base.seen.exposed < WORTH * base.step:
+    """The same buckets with BF16, if bytes matter. Half of them saves at most half of a single bucket's time."""
+    if base.seen.exposed < WORTH * base.step * (2 if len(base.plan.units) == 1 else 1):
         return []
     arrival = _arrival(base.seen, shapes)
     return [bucket_plan(shapes, codec=codec, complete=arrival) for codec in ALWAYS if codec != _codec(base.plan)]
@@ -125,6 +168,10 @@ def reducer_plans(
 def measured(one: Timed) -> Plan:
     """Its plan, with the measured step among the plan's facts."""
     return replace(one.plan, about={"measured_ms": round(one.step * 1e3, 3), "chosen": _codec(one.plan)})
+
+
+def _dense(plan: Plan) -> bool:
+    return all(unit.codec == "none" for unit in plan.units)
 
 
 def _codec(plan: Plan) -> str:

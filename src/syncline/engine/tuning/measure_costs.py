@@ -2,14 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncline import exchange
+from syncline.engine.launch.capture import can_capture
+from syncline.engine.node_layout import node_numbers, ranks_per_node
 from syncline.engine.protocols import EngineView
-from syncline.engine.tuning.probe_codec import cost_alone, cost_over_link
-from syncline.engine.tuning.probe_link import busy_latency, compute_slowdown, link_samples, while_computing
+from syncline.engine.tuning.probe_codec import cost_alone, cost_captured, cost_over_link
+from syncline.engine.tuning.probe_link import (
+    busy_latency,
+    compute_slowdown,
+    inside_nodes,
+    link_samples,
+    while_computing,
+)
 from syncline.engine.tuning.profile import Profile, ProfileTable
 from syncline.plan.costs import CodecCost, Costs, Curve, Host, LinkCost, over
 from syncline.plan.frozen_parameters import trained
@@ -46,12 +55,14 @@ def measure_costs(
     specs = planned if allowed is None else list(dict.fromkeys([*ALWAYS, *allowed]))
     on_cpu = engine.device.type == "cpu"
     link = measure_link(engine)
+    node = shared_by(engine)
     matrices = _matrices(shapes)
     host, alone = Host(), {}
     if not on_cpu:
         found = {spec: cost_alone(spec, matrices, world=engine.world, device=engine.device) for spec in specs}
         alone = {spec: _mean_cost(engine, cost) for spec, cost in found.items()}
         host, alone = host_costs(plan, shapes, alone, engine.world, table)
+        alone |= _captured_costs(engine, specs, matrices)
     return Costs(
         world=engine.world,
         forward=table.forward,
@@ -60,7 +71,7 @@ def measure_costs(
         complete=dict(zip(names, table.complete, strict=True)),
         link=link,
         codecs=alone,
-        carried=_costs_over_links(engine, specs, link, matrices, stretch=table.stretch) if on_cpu else {},
+        carried=_costs_over_links(engine, specs, link, matrices, stretch=table.stretch, node=node) if on_cpu else {},
         update=Curve(0.0, table.update / max(1, values)),
         data=table.data,
         lanes=engine.executor.lanes,
@@ -68,7 +79,25 @@ def measure_costs(
         contention=1.0 if on_cpu else 0.1,
         drag=_slowdown(engine, link) if on_cpu else 0.0,
         host=host,
+        node=node,
+        inside=measure_inside(engine, node),
     )
+
+
+def _captured_costs(
+    engine: EngineView, specs: Sequence[str], matrices: Sequence[tuple[int, ...]]
+) -> dict[str, CodecCost]:
+    """The costs of codecs whose launches are captured. They were profiled without: a plan has just begun then."""
+    captured = [spec for spec in specs if engine.capture_stream is not None and can_capture(built(spec))]
+    if not captured:
+        return {}
+    from syncline.engine.executors.graphs import GraphTape
+
+    with torch.cuda.stream(engine.capture_stream):  # its libraries have their workspaces already
+        tape = GraphTape(engine.device)
+        where: dict[str, Any] = {"world": engine.world, "device": engine.device, "tape": tape}
+        found = {spec: cost_captured(spec, matrices, **where) for spec in captured}
+    return {spec: _mean_cost(engine, cost) for spec, cost in found.items()}
 
 
 def host_costs(
@@ -87,14 +116,32 @@ def host_costs(
     return Host(table.host_passes, launch, table.host_updates / max(1, len(plan.units))), scaled
 
 
+def shared_by(engine: EngineView) -> int:
+    """Ranks per node, if there are several nodes and all have equally many; else 1: each rank counts by itself."""
+    found = ranks_per_node(node_numbers(engine.groups))
+    return found if found is not None and found < engine.world else 1
+
+
 def measure_link(engine: EngineView) -> LinkCost:
-    """The network as it is now; on the CPU, with the latency that it has while ranks compute."""
-    probe = dense_link(engine)
-    samples = mean_over_ranks(engine, [n for pair in link_samples(probe, engine.device) for n in pair])
+    """The network between nodes as it is now; on the CPU, with the latency that it has while ranks compute."""
+    return _link_cost(engine, dense_link(engine), ranks=engine.world)
+
+
+def measure_inside(engine: EngineView, node: int) -> LinkCost | None:
+    """The links inside nodes of `node` ranks, all nodes at once; None if each rank has its own."""
+    if node == 1:
+        return None
+    return _link_cost(engine, exchange.connect(inside_nodes(node), dense_link(engine).group), ranks=node)
+
+
+def _link_cost(engine: EngineView, probe: exchange.Link, *, ranks: int) -> LinkCost:
+    """Latency and bandwidth of sums over `ranks` ranks that go through a link."""
+    samples = mean_over_ranks(engine, [n for pair in link_samples(probe, engine.device, ranks=ranks) for n in pair])
     network = fit(list(zip(samples[::2], samples[1::2], strict=True)))
     latency = network.latency
     if engine.device.type == "cpu":
-        (latency,) = mean_over_ranks(engine, [while_computing(lambda: busy_latency(probe, network.bytes_per_s))[0]])
+        busy, _ = while_computing(lambda: busy_latency(probe, network.bytes_per_s, ranks=ranks))
+        (latency,) = mean_over_ranks(engine, [busy])
     return LinkCost(latency, network.bytes_per_s)
 
 
@@ -117,14 +164,20 @@ def _matrices(trained: Sequence[Shape]) -> list[tuple[int, ...]]:
 
 
 def _costs_over_links(
-    engine: EngineView, specs: Sequence[str], link: LinkCost, matrices: Sequence[tuple[int, ...]], *, stretch: float
+    engine: EngineView,
+    specs: Sequence[str],
+    link: LinkCost,
+    matrices: Sequence[tuple[int, ...]],
+    *,
+    stretch: float,
+    node: int,
 ) -> dict[str, CodecCost]:
     """Costs of codecs over each exchange that the planner considers for them, or that the plan has."""
     group = dense_link(engine).group
     small, least, most = _FLAT
     sent = 2 * (engine.world - 1) / engine.world * 4
     large = int(min(most, max(least, _LARGEST_S * link.bytes_per_s / sent)))
-    pairs = {(spec, pattern) for spec in specs for pattern in exchanges_to_weigh(spec, engine.world)}
+    pairs = {(spec, pattern) for spec in specs for pattern in exchanges_to_weigh(spec, engine.world, node)}
     pairs |= {(row.codec, row.exchange) for row in engine.plan.units if row.codec in specs}
 
     def measure() -> dict[str, CodecCost]:

@@ -2,13 +2,12 @@
 
 import json
 import platform
-import socket
 from collections.abc import Sequence
 from pathlib import Path
-from zlib import crc32
 
 import torch
 
+from syncline.engine.node_layout import node_numbers
 from syncline.engine.protocols import EngineView
 from syncline.plan import cache
 from syncline.plan.cache import Job, Remembered
@@ -66,11 +65,9 @@ class PlanMemory:
     def _describe(self, engine: EngineView) -> Job:
         frozen = ["" if slot.parameter.requires_grad else ", frozen" for slot in engine.slots]
         rows = [f"{s.name}: {list(s.shape)} {s.dtype}{f}" for s, f in zip(engine.shapes, frozen, strict=True)]
-        hosts = engine.groups.gather(torch.tensor([crc32(socket.gethostname().encode())])).flatten().tolist()
-        known = list(dict.fromkeys(hosts))
         device = f"cpu {platform.machine()}, {available_cores()} cores, {torch.get_num_threads()} threads"
         if engine.device.type == "cuda":
             device = f"cuda {torch.cuda.get_device_name(engine.device)}"
         versions = f"syncline {VERSION}, torch {torch.__version__}"
-        nodes = tuple(known.index(host) for host in hosts)
+        nodes = tuple(node_numbers(engine.groups))
         return Job(tuple(rows), engine.world, nodes, device, self._request, versions)

@@ -8,6 +8,7 @@ thread are counted, and `stretch` (wall seconds per CPU second while every rank 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from syncline.codecs import Codec, Request, Result
 from syncline.codecs.build import LATE
 from syncline.engine.launch.batches import CodecBatch, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers
+from syncline.engine.launch.capture import Tape
+from syncline.engine.launch.reused_memory import ReusedMemory
 from syncline.engine.launch.run import LaunchRun
 from syncline.engine.launch.units import StepContext
 from syncline.engine.tuning.probe_link import synchronized_time
@@ -56,14 +59,78 @@ def cost_alone(spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, devi
     return CodecCost(*curves, issue=issue)
 
 
-def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, rank: int, stretch: float) -> CodecCost:
-    """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
-    buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
+def cost_captured(
+    spec: str, shapes: Sequence[tuple[int, ...]], *, world: int, device: torch.device, tape: Tape
+) -> CodecCost:
+    """Like `cost_alone`, for launches that replay captures; `tape` captures for the current stream."""
+    codec = codecs.build(spec)
+    pattern = exchange.build(exchange.legal(codec)[0])
+    issues: list[float] = []
+
+    def launch(request: Request) -> _Loopback:
+        return _Loopback(pattern, request, world)
 
     def run(
         batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
     ) -> tuple[StageSeconds, States]:
-        return _run(batches, context, link.launch, grad, states, time.thread_time, buffers=buffers)
+        clock = partial(synchronized_time, device)
+        seconds, after = _run(batches, context, launch, grad, states, clock)
+        if not states[0]:  # libraries set themselves up in this run
+            return seconds, after
+        seconds, issue = _replayed(_capture(batches, context, launch, grad, states, tape), clock)
+        issues.append(issue)
+        return seconds, after
+
+    curves = _curves(codec, shapes, run, rank=0, world=world, device=device, repeats=3)
+    return CodecCost(*curves, issue=statistics.median(issues))
+
+
+def _capture(
+    batches: Sequence[CodecBatch],
+    context: StepContext,
+    launch: Callable[[Request], "_Loopback"],
+    grad: Tensor,
+    states: States,
+    tape: Tape,
+) -> list[Callable[[], None]]:
+    """A codec's stages, captured one by one."""
+    launch_run = LaunchRun(batches, context, deliver=lambda place, result: None)
+    handles: list[_Loopback] = []
+
+    def stage() -> None:
+        if handles:
+            answers = [handle.wait() for handle in handles]
+            requests = launch_run.resume(answers)
+        else:
+            requests = launch_run.start([grad], states)
+        handles[:] = [launch(request) for request in requests]
+
+    stages = [tape.capture(stage)]
+    while handles:
+        stages.append(tape.capture(stage))
+    return stages
+
+
+def _replayed(stages: Sequence[Callable[[], None]], clock: Callable[[], float]) -> tuple[StageSeconds, float]:
+    """The seconds of the stages, and the host's to issue them."""
+    spent, issue = [], 0.0
+    for replay in stages:
+        begin = clock()
+        replay()
+        issue += time.perf_counter() - begin
+        spent.append(clock() - begin)
+    return (spent[0], sum(spent[1:-1]), spent[-1]), issue
+
+
+def cost_over_link(spec: str, link: Link, shapes: Sequence[tuple[int, ...]], *, rank: int, stretch: float) -> CodecCost:
+    """A codec over a real exchange on gradients of these shapes; run it in `while_computing`."""
+    buffers = Bf16Buffers() if str(link.exchange) == "allreduce" else None
+    memory = ReusedMemory()
+
+    def run(
+        batches: Sequence[CodecBatch], context: StepContext, grad: Tensor, states: States
+    ) -> tuple[StageSeconds, States]:
+        return _run(batches, context, link.launch, grad, states, time.thread_time, buffers=buffers, memory=memory)
 
     cpu, world = torch.device("cpu"), link.position.world
     curves = _curves(codecs.build(spec), shapes, run, rank=rank, world=world, device=cpu, repeats=4)
@@ -130,6 +197,7 @@ def _run(
     clock: Callable[[], float],
     *,
     buffers: Bf16Buffers | None = None,
+    memory: ReusedMemory | None = None,
 ) -> tuple[StageSeconds, States]:
     """Run a codec once over launched exchanges; the time of messages on the network is left out."""
     spent: list[float] = []
@@ -138,7 +206,7 @@ def _run(
     def keep(place: int, result: Result) -> None:
         after[place] = dict(result.state)
 
-    launch_run = LaunchRun(batches, context, buffers=buffers, deliver=keep)
+    launch_run = LaunchRun(batches, context, buffers=buffers, deliver=keep, memory=memory)
     begin = clock()
     requests = launch_run.start([grad], states)
     while requests:

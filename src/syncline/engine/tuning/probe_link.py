@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from syncline._compat import NoSubclasses
-from syncline.codecs import Mean
-from syncline.exchange import Link
+from syncline.codecs import Mean, Merge
+from syncline.exchange import EXCHANGES, Exchange, Link, Position
+from syncline.exchange.definition import Definition
+from syncline.exchange.moves import Moves, among
 from syncline.threads import in_thread
 
 T = TypeVar("T")
@@ -40,12 +42,25 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def link_samples(link: Link, device: torch.device) -> list[tuple[float, float]]:
-    """(bytes that a rank sends, seconds) of dense all-reduces, one after the other."""
+def inside_nodes(node: int) -> Exchange:
+    """An exchange that adds dense values inside each node of `node` ranks, in all nodes at the same time."""
+
+    def merge(merge: Merge, position: Position) -> Moves:
+        first = position.rank - position.rank % node
+        members = range(first, min(first + node, position.world))
+        at = Position(position.rank - first, len(members), len(members))
+        return among(members, at.rank, EXCHANGES.get("sharded").merge(merge, at))
+
+    return Exchange(Definition("inside", merge, None, adds_only=True, workers=None), (), "inside")
+
+
+def link_samples(link: Link, device: torch.device, *, ranks: int) -> list[tuple[float, float]]:
+    """(bytes that a rank sends, seconds) of dense sums over `ranks` ranks, one after the other."""
     samples = []
     for count in _SIZES:
         tensor = torch.zeros(count, device=device)
-        samples.append((_sent_bytes(link, tensor), statistics.median(_all_reduce_seconds(link, tensor, _TIMED))))
+        seconds = statistics.median(_all_reduce_seconds(link, tensor, _TIMED))
+        samples.append((_sent_bytes(ranks, tensor), seconds))
     return samples
 
 
@@ -54,17 +69,17 @@ def message_seconds(link: Link, device: torch.device, *, messages: int = _TIMED)
     return min(_all_reduce_seconds(link, torch.zeros(_WATCH_SIZE, device=device), messages))
 
 
-def busy_latency(link: Link, bytes_per_s: float) -> float:
-    """Seconds of an all-reduce beyond the time for its bytes; run it in `while_computing`."""
+def busy_latency(link: Link, bytes_per_s: float, *, ranks: int) -> float:
+    """Seconds of a sum over `ranks` ranks beyond the time for its bytes; run it in `while_computing`."""
     tensor = torch.zeros(_BUSY_SIZE)
     seconds = statistics.median(_all_reduce_seconds(link, tensor, _BUSY_MESSAGES - 1))
-    return max(0.0, seconds - _sent_bytes(link, tensor) / bytes_per_s)
+    return max(0.0, seconds - _sent_bytes(ranks, tensor) / bytes_per_s)
 
 
 def compute_slowdown(link: Link, bytes_per_s: float, barrier: Callable[[], None]) -> float:
     """Seconds of compute lost per second in which the network is busy. `barrier` lets all ranks start together."""
     tensor = torch.zeros(_LOAD_SIZE)
-    messages = int(min(_LOAD_MESSAGES, max(2, _LOAD_S * bytes_per_s / _sent_bytes(link, tensor))))
+    messages = int(min(_LOAD_MESSAGES, max(2, _LOAD_S * bytes_per_s / _sent_bytes(link.position.world, tensor))))
 
     def load() -> None:
         for _ in range(messages):
@@ -95,9 +110,9 @@ def while_computing(work: Callable[[], T]) -> tuple[T, float]:
     return result.result(), rate
 
 
-def _sent_bytes(link: Link, tensor: Tensor) -> float:
-    """Bytes that one rank sends in a ring all-reduce."""
-    return 2 * (link.position.world - 1) * tensor.nbytes / link.position.world
+def _sent_bytes(ranks: int, tensor: Tensor) -> float:
+    """Bytes that one of `ranks` ranks sends in a ring all-reduce, or in a sharded one."""
+    return 2 * (ranks - 1) * tensor.nbytes / ranks
 
 
 def _all_reduce_seconds(link: Link, tensor: Tensor, count: int) -> list[float]:

@@ -146,6 +146,11 @@ class Profile(StepObserver):
         return [TouchTicket(self, slot) for slot in self._slots]
 
     @property
+    def under_way(self) -> bool:
+        """Whether the present step has had its backward pass."""
+        return self._now.ended is not None
+
+    @property
     def count(self) -> int:
         """Number of complete steps."""
         return len(self._steps)

@@ -10,39 +10,37 @@ compares with the network. If the host cannot feed a GPU so many launches, there
 Every decision follows from numbers that all ranks have gathered, so all ranks take it at the same step.
 """
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
 from syncline.engine.protocols import TunableEngine
 from syncline.engine.tuning import budget
 from syncline.engine.tuning.choose import PlanChooser
-from syncline.engine.tuning.drift import WINDOW, Cause, Drift
+from syncline.engine.tuning.codec_guard import CodecChange, CodecGuard
+from syncline.engine.tuning.drift import WINDOW
+from syncline.engine.tuning.drift_watch import DriftWatch, network_seconds
 from syncline.engine.tuning.executor_trial import (
     TIMED,
     ExecutorTrial,
+    Rivals,
     Timed,
     measured,
     other_codecs,
     other_sizes,
     reducer_plans,
 )
-from syncline.engine.tuning.measure_costs import dense_link, mean_over_ranks, measure_costs, measure_link
+from syncline.engine.tuning.measure_costs import measure_costs, measure_link
 from syncline.engine.tuning.plan_memory import PlanMemory
-from syncline.engine.tuning.probe_link import WATCH_BYTES, message_seconds
-from syncline.engine.tuning.profile import Profile
+from syncline.engine.tuning.profiled_steps import ProfiledSteps
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.watch import Seen, Watch
+from syncline.plan.auto_spec import Auto
 from syncline.plan.cache import Remembered
 from syncline.plan.costs import Costs
+from syncline.plan.errors import Errors
 from syncline.plan.planner import ALWAYS, WORTH, Choice
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
@@ -51,23 +49,20 @@ WARM_UP, PROFILED = 2, 3
 """Steps before anything is measured, and steps of a profile."""
 TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + TIMED + 1
 """After this many steps a plan has been found, or its search waits until it pays, in a loop with one optimizer."""
-_FAST_S, _MANY = 5e-3, 8
-"""If a message of the network's probe takes less than so many seconds, this many messages are timed."""
 _LARGE = 0.3
 """A network that is waited for during this share of a step needs other codecs, not other buckets."""
-REPLAN = "replan"
-"""Name of the span in which a plan is found and put to use."""
+REPLAN, GUARD = "replan", "guard"
+"""Names of the spans in which a plan is found and put to use, and in which the guard changes codecs."""
 
 
 class Tuner:
-    """Tunes the plan of a running job; with `allowed=None` the codecs stay and only the launches change."""
+    """Tunes the plan of a running job; with `automatic=None` the codecs stay and only the launches change."""
 
-    def __init__(
-        self, engine: TunableEngine, allowed: Sequence[str] | None, *, overlap: Plan, memory: PlanMemory
-    ) -> None:
+    def __init__(self, engine: TunableEngine, automatic: Auto | None, *, overlap: Plan, memory: PlanMemory) -> None:
         """`overlap`: the plan for our own executor, before it is tuned; `memory`: plans of earlier runs."""
-        self._engine, self.allowed = engine, None if allowed is None else list(allowed)
-        self._chooser = PlanChooser(engine, self.allowed, overlap)
+        self._engine, self.automatic = engine, automatic
+        self.allowed = None if automatic is None else list(automatic.codecs)
+        self._chooser = PlanChooser(engine, automatic, overlap)
         self._memory = memory
         self._trained: list[bool] = []
         """By parameter: it has trained in a backward pass since the last check, or since the measurements began."""
@@ -76,12 +71,10 @@ class Tuner:
         self.choice: Choice | None = None
         self.costs: Costs | None = None
         """What the planner knows; None while no measurement was worth its cost."""
+        self.errors: Errors | None = None
+        """What the codecs lose on this job's gradients; None while nothing was measured."""
         self.planned_at: list[int] = []
-        self._step_times: deque[float] = deque(maxlen=WINDOW)
-        self._drift = Drift()
-        self._pending_mean: tuple[Any, Tensor] | None = None
-        """An all-reduce of the step times, and its tensor."""
-        self._last_step_at = 0.0
+        self._drift = DriftWatch(engine)
         self._trial: ExecutorTrial | None = None
         """The trial of plans that runs now."""
         self._watch: Watch | None = None
@@ -92,12 +85,16 @@ class Tuner:
         """The fastest plan of torch's reducer, measured on the present job."""
         self._found: Choice | None = None
         """The plan that the trial compares with torch's reducer; None in a trial of the reducer's buckets alone."""
-        self._profile: Profile | None = None
-        """The profile that is being taken, or from which the next plan will be made."""
+        self._rivals = Rivals([])
+        """The plans that were slower in the trial."""
+        self.guard = None if automatic is None else CodecGuard(engine, automatic)
+        """Watches what the codecs lose while the job trains; None if the codecs stay."""
+        self._next: Plan | None = None
+        """A plan of the guard that waits until all optimizers have stepped."""
+        self._profile: ProfiledSteps | None = None
+        """The steps that are being profiled, or from which the next plan will be made."""
         self._steps = 0
         """Since attach: a resumed job is measured again."""
-        self._network, self._last_hash = 0.0, ""
-        """Seconds of a dense exchange, and the plan's hash, when the last plan was found."""
         self._gain = self._cost = 0.0
         """Seconds per step that measurements may gain, and what they cost; 0 if there is nothing to gain."""
         self._trained_seconds = 0.0
@@ -114,6 +111,11 @@ class Tuner:
     def settled(self) -> bool:
         """Whether a plan is in use, and nothing is tried or measured; the same on all ranks."""
         return self.choice is not None and self._trial is None and self._profile is None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the plan is still the fastest after it was timed for longer than in the trial."""
+        return self._rivals.beaten
 
     def backward_begins(self, active: Sequence[bool]) -> None:
         """A backward pass has begun in which these parameters train; the same on all ranks."""
@@ -135,12 +137,12 @@ class Tuner:
         engine = self._engine
         if not self._memory.read(engine):
             return
-        network = self._network_seconds()
+        network = network_seconds(engine)
         found = self._memory.find(network)
         if found is None or (found.plan.executor == "reducer" and not engine.reducer_suits):
             return
         self.planned = [slot.parameter.requires_grad for slot in engine.slots]
-        self.costs = found.costs
+        self.costs, self.errors = found.costs, found.errors
         if found.costs is not None:
             engine.groups.fit(found.costs.link.bytes_per_s)
         if found.plan.executor == "overlap":
@@ -150,16 +152,28 @@ class Tuner:
             self._gain, self._cost = found.gain, self._cost_of_measuring()
         self.choice = Choice(found.plan, found.step, found.step, (), found.why)
         begin = engine.recorder.mark("update")
-        engine.replan(found.plan)
+        # Errors depend on where training is: in a new run, lossy codecs wait for a measurement.
+        engine.replan(self._guard(found.plan, verified=False))
         self._planned(network, begin)
         self._drift.expect(found.step)  # of another batch size, perhaps
         self.report = TuningReport(before=found.before, after=found.step, remembered=True)
         if self.allowed is not None:
             engine.say(f"step {engine.step}: {found.why} (remembered from an earlier run)")
 
+    @property
+    def changes(self) -> list[CodecChange]:
+        """Units that got another codec while the job trained, because of their errors."""
+        return [] if self.guard is None else self.guard.changes
+
     def after_optimizer_step(self, *, first: bool) -> None:
         """An optimizer has stepped; `first`: no other one has since the backward pass. The same on all ranks."""
-        if self._profile is not None and self._profile.count >= PROFILED:
+        if first and self.guard is not None:
+            with self._engine.on_device():
+                self._next = self.guard.after_step() or self._next
+        if self._next is not None:
+            with self._engine.on_device():
+                self._use_guarded(self._next)
+        if self._profile is not None and self._profile.complete:
             with self._engine.on_device():
                 self._plan_after_all_optimizers(self._profile)
         elif first:
@@ -170,13 +184,9 @@ class Tuner:
 
     def _after_step(self) -> None:
         engine = self._engine
-        now = time.perf_counter()
-        if self._last_step_at:
-            self._step_times.append(now - self._last_step_at)
-            if self._profile is not None or self._trial is not None:
-                usual = self.report.before or self._step_times[0]
-                self.report = self.report.spent(self._step_times[-1] - usual)
-        self._last_step_at = now
+        took = self._drift.step_ended()
+        if took is not None and (self._profile is not None or self._trial is not None):
+            self.report = self.report.spent(took - (self.report.before or self._drift.oldest))
         self._steps += 1
         with engine.on_device():
             if self._profile is not None:
@@ -187,8 +197,8 @@ class Tuner:
                 self._begin()
             elif self.choice is not None and engine.plan.executor != self.choice.plan.executor:
                 self._return_to_overlap(self.choice)
-            elif self._pending_mean is not None:
-                self._check_drift(*self._pending_mean)
+            elif (mean := self._drift.mean()) is not None:
+                self._check_drift(mean)
             elif self.choice is not None and (engine.step - self.planned_at[-1]) % WINDOW == 0:
                 self._end_window()
 
@@ -223,7 +233,7 @@ class Tuner:
         if self.costs is None:
             self._measure_without_reducer()
         else:
-            engine.replan(self._chooser.overlap)
+            engine.replan(self._guard(self._chooser.overlap))
 
     def _measure_without_reducer(self) -> None:
         """Measure the job under the plan for our own executor. If the loop has left the reducer, its buckets remain."""
@@ -249,6 +259,7 @@ class Tuner:
     def _start_trial(self, trial: ExecutorTrial, *, skip: int = 1) -> None:
         """Time the trial's plans, each after `skip` steps; at the end of the trial, decide."""
         engine, plan = self._engine, trial.current
+        self._stop_guard()
         if plan is None:
             self._trial = self._watch = None
             self._end_trial(trial)
@@ -293,7 +304,7 @@ class Tuner:
         """All plans were timed: stay with the fastest, or measure the job if that can find a faster one and pays."""
         best, choice = trial.fastest(), self._found
         if choice is None:
-            self._after_reducers(best)
+            self._after_reducers(best, trial.rivals())
             return
         overlap = next((one for one in trial.timed if one.plan.executor == "overlap"), None)
         if best is overlap:
@@ -307,9 +318,9 @@ class Tuner:
             if self.allowed is not None:
                 self._engine.say(f"step {self._engine.step}: {why}")
         self.report = replace(self.report, after=best.step)
-        self._settle(choice)
+        self._settle(choice, trial.rivals())
 
-    def _after_reducers(self, best: Timed) -> None:
+    def _after_reducers(self, best: Timed, rivals: Rivals) -> None:
         """Buckets of torch's reducer were timed, and nothing was measured yet."""
         engine = self._engine
         self._best = best
@@ -327,8 +338,8 @@ class Tuner:
         self.choice = Choice(measured(best), best.step, best.step - gain, (), why)
         engine.replan(best.plan)
         self.report = replace(self.report, after=best.step)
-        self._planned(self._network_seconds(), begin)
-        self._settle(self.choice)
+        self._planned(network_seconds(engine), begin)
+        self._settle(self.choice, rivals)
 
     def _cost_of_measuring(self) -> float:
         codecs = {*ALWAYS, *(self.allowed or ())} if self._may_choose else {"the plan's"}
@@ -337,42 +348,82 @@ class Tuner:
             tensors=len(self._engine.shapes),
             codecs=len(codecs),
             choose=self._may_choose,
+            values=sum(shape.values for shape in self._engine.shapes),
+            world=self._engine.world,
         )
 
-    def _settle(self, choice: Choice) -> None:
-        """Stay with a plan, until the job drifts."""
+    def _settle(self, choice: Choice, rivals: Rivals | None = None) -> None:
+        """Stay with a plan, until the job drifts or the plan turns out to be slower than one of its rivals."""
         engine, self.choice, self._found = self._engine, choice, None
-        engine.replan(choice.plan)
-        self._step_times.clear()
-        self._last_step_at = 0.0
+        self._rivals = rivals or Rivals([])
+        engine.replan(self._guard(choice.plan))
+        self._drift.restart()
         self.report = replace(self.report, steps=self._steps)
         if self.allowed is not None:
             engine.say(f"step {engine.step}: {self.report}")
         plan, step, before = choice.plan, self.report.after, self.report.before
-        self._memory.write(engine, Remembered(plan, step, before, self._network, self._gain, choice.why, self.costs))
+        self._memory.write(
+            engine,
+            Remembered(plan, step, before, self._drift.network, self._gain, choice.why, self.costs, self.errors),
+        )
+
+    def _use_rival(self, step: float) -> bool:
+        """A window of steps has taken `step` seconds each: change to a rival that took less, if there is one."""
+        engine, choice = self._engine, self.choice
+        assert choice is not None
+        engine.wait()
+        if engine.owes_a_step():
+            return False
+        rival = self._rivals.instead_of(choice.plan, step)
+        if rival is None:
+            return False
+        why = f"over {WINDOW} steps the plan took {_ms(step)}, and another one had taken {_ms(rival.step)}"
+        self.report = replace(self.report, after=rival.step)
+        plan = measured(rival) if rival.plan.executor == "reducer" else rival.plan
+        self._settle(Choice(plan, rival.step, choice.bound, (), f"{choice.why}; {why}"), self._rivals)
+        return True
+
+    def _use_guarded(self, plan: Plan) -> None:
+        """Run a plan of the guard, unless an optimizer has still to step with the one before."""
+        engine = self._engine
+        engine.wait()
+        if engine.owes_a_step():
+            return
+        self._next = None
+        begin = engine.recorder.mark("update")
+        engine.replan(plan)
+        engine.recorder.add("update", GUARD, begin, engine.recorder.mark("update"), unit=plan.hash)
+        self._drift.codecs_changed()
+
+    def _guard(self, plan: Plan, *, verified: bool = True) -> Plan:
+        """Let the guard watch a plan from now on, if it has lossy codecs; returns the plan to run."""
+        if self.guard is None or self.costs is None or self.errors is None:
+            return plan
+        return self.guard.planned(plan, self.shapes, self.costs, self.errors, verified=verified)
+
+    def _stop_guard(self) -> None:
+        """Other plans are tried or measured. What the guard has learnt about errors counts for the next plan."""
+        self._next = None
+        if self.guard is not None:
+            self.errors = self.guard.errors or self.errors
+            self.guard.stop()
 
     # -- measurements, and plans from them
 
     def _start_profile(self) -> None:
         """Time the next steps without overlap, and plan from them."""
         self._engine.wait()
+        self._stop_guard()
         self._trial = self._watch = None
         self._trained = []
-        self._profile = Profile(self._engine.device, self._engine.slots)
-        self._engine.profile(self._profile)
-        self._continue_profile(self._profile)
+        self._profile = ProfiledSteps(self._engine, PROFILED, keep_gradients=self._may_choose)
 
-    def _continue_profile(self, profile: Profile) -> None:
-        engine = self._engine
-        engine.wait()
-        tickets = profile.next_step()
-        if profile.count >= PROFILED:
-            engine.profile(None)
+    def _continue_profile(self, profile: ProfiledSteps) -> None:
+        profile.after_step()
+        if profile.complete:
             self._plan_after_all_optimizers(profile)
-        elif not engine.compiled:
-            engine.observe_touches(tickets)
 
-    def _plan_after_all_optimizers(self, profile: Profile) -> None:
+    def _plan_after_all_optimizers(self, profile: ProfiledSteps) -> None:
         """Plan, unless an optimizer has still to step: a new plan would lose the codec states that it commits."""
         engine = self._engine
         engine.wait()
@@ -382,14 +433,18 @@ class Tuner:
         begin = time.perf_counter()
         with engine.communicating("the measurements of auto"):
             self.planned, self._trained = self._trained, []
-            self._plan(measure_costs(engine, profile, self.allowed, self.shapes))
+            found = profile.measure_errors(self.allowed or ())
+            if found is not None:
+                self.errors = found if self.errors is None else self.errors.updated(found)
+            self._plan(measure_costs(engine, profile.profile, self.allowed, self.shapes))
         self.report = self.report.spent(time.perf_counter() - begin)
 
     def _plan(self, costs: Costs) -> None:
         engine, best = self._engine, self._best
         begin = engine.recorder.mark("update")
+        self._stop_guard()
         self.costs, self._gain = costs, 0.0
-        found = self.choice = self._found = self._chooser.choose(costs, self.shapes)
+        found = self.choice = self._found = self._chooser.choose(costs, self.shapes, self.errors)
 
         def if_faster(than: Timed) -> list[Plan]:
             return [found.plan] if found.step < than.step * (1 - WORTH) else []
@@ -399,22 +454,24 @@ class Tuner:
         engine.groups.fit(costs.link.bytes_per_s)
         engine.replan(found.plan if best is None or if_faster(best) else best.plan)
         self.report = replace(self.report, after=found.step)
-        self._planned(self._network_seconds(), begin)
+        self._planned(network_seconds(engine), begin)
         if best is not None:
-            self._start_trial(ExecutorTrial([], timed=[best], then=[if_faster]))
-        elif buckets := self._buckets_to_try(found, costs):
+            # Steps on a slow network are not spent on BF16 under the reducer, unless the plan turns out to be slow.
+            others = [lambda fastest: self._buckets_to_try(found, costs, fastest.step)] if self._may_choose else []
+            self._start_trial(ExecutorTrial([], timed=[best], then=[if_faster, *others]))
+        elif buckets := self._buckets_to_try(found, costs, found.step):
             self._start_trial(ExecutorTrial(buckets, then=[if_faster]))
         else:
             self._settle(found)
 
-    def _buckets_to_try(self, choice: Choice, costs: Costs) -> list[Plan]:
-        """Plans of torch's reducer to compare with a plan that was found without it."""
+    def _buckets_to_try(self, choice: Choice, costs: Costs, step: float) -> list[Plan]:
+        """Plans of torch's reducer to compare with a plan that was found without it and takes `step` seconds."""
         engine = self._engine
         used = {unit.codec for unit in choice.plan.units}
         codecs = ALWAYS if self._may_choose else tuple(used) if len(used) == 1 else ()
         if not engine.reducer_suits or not codecs:
             return []
-        return reducer_plans(choice.plan, choice.step, engine.shapes, self.shapes, costs, codecs)
+        return reducer_plans(choice.plan, step, engine.shapes, self.shapes, costs, codecs)
 
     def _planned(self, network: float, begin: Any) -> None:
         """A plan is in use that was found between `begin` and now; a dense exchange takes `network` seconds."""
@@ -423,11 +480,7 @@ class Tuner:
         found = self.choice.plan.hash
         engine.recorder.add("update", REPLAN, begin, engine.recorder.mark("update"), unit=found)
         self.planned_at.append(engine.step)
-        self._step_times.clear()
-        self._last_step_at = 0.0
-        self._network = network
-        self._drift.planned(network, same=found == self._last_hash)
-        self._last_hash = found
+        self._drift.planned(found, network)
 
     # -- drift
 
@@ -436,18 +489,15 @@ class Tuner:
         if seen and seen != self.planned and not self._engine.owes_a_step():
             self._engine.wait()
             self._begin_again()  # parameters were frozen or unfrozen
-        elif len(self._step_times) >= WINDOW // 2:
-            # The result is read one step later, so that nobody waits for it.
-            mine = torch.tensor([statistics.median(self._step_times)], dtype=torch.float64)
-            self._pending_mean = dist.all_reduce(mine, group=self._engine.groups.control, async_op=True), mine
+        else:
+            self._drift.start_mean()
 
-    def _check_drift(self, work: Any, total: Tensor) -> None:
-        self._pending_mean = None
+    def _check_drift(self, step: float) -> None:
+        """All ranks have taken `step` seconds in each step of a window, on average."""
         engine = self._engine
-        with engine.communicating("the step times"):
-            work.wait()
-        step = float(total) / engine.world
         self._trained_seconds += WINDOW * step
+        if not self._rivals.beaten and self._use_rival(step):
+            return
         if self._gain and budget.pays(self._cost, gain=self._gain, trained=self._trained_seconds):
             engine.wait()
             if not engine.owes_a_step():
@@ -456,7 +506,7 @@ class Tuner:
         if not self._drift.add_window(step):
             return
         with engine.communicating("the measurements of auto"):
-            cause = self._probe()
+            cause = self._drift.probe()
             if cause is not None and engine.owes_a_step():
                 self._drift.postpone()  # a new plan would lose the codec states that another optimizer commits
             elif cause == "link" and self.costs is not None:
@@ -464,35 +514,6 @@ class Tuner:
                 self._plan(replace(self.costs, link=measure_link(engine)))
             elif cause is not None:
                 self._begin_again()
-
-    def _probe(self) -> Cause | None:
-        """What has drifted. Nothing else of this job is in flight; waiting for that is a part of the probe's cost."""
-        engine = self._engine
-        begin, mark = time.perf_counter(), engine.recorder.mark("update")
-        engine.wait()
-        network, cost = mean_over_ranks(engine, [self._dense_seconds(), time.perf_counter() - begin])
-        engine.recorder.add("update", "probe", mark, engine.recorder.mark("update"))
-        self._last_step_at = 0.0  # the probe is not a part of a step
-        return self._drift.add_probe(network, cost=cost)
-
-    def _network_seconds(self) -> float:
-        """Seconds of a dense exchange of all gradients, measured now; the same on all ranks."""
-        (seconds,) = mean_over_ranks(self._engine, [self._dense_seconds()])
-        if seconds < _FAST_S * self._messages:
-            # On a fast network the noise of the machine is large, and messages are cheap.
-            (again,) = mean_over_ranks(self._engine, [self._dense_seconds(messages=_MANY)])
-            return min(seconds, again)
-        return seconds
-
-    def _dense_seconds(self, *, messages: int = 2) -> float:
-        """The same, as this rank measures it."""
-        engine = self._engine
-        return message_seconds(dense_link(engine), engine.device, messages=messages) * self._messages
-
-    @property
-    def _messages(self) -> float:
-        """All gradients, in messages of the probe."""
-        return sum(shape.nbytes for shape in self._engine.shapes) / WATCH_BYTES
 
 
 def _ms(seconds: float) -> str:
