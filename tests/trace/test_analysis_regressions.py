@@ -110,6 +110,14 @@ def test_unknown_time_counts_for_overlap_only_where_it_is_hidden():
     assert overlap(made, within=[(0, 15 * MS)]) == pytest.approx(15 / 20)
 
 
+def test_a_few_packets_do_not_show_a_bandwidth():
+    # By chance the longer messages took longer: as bytes, that would be 3 Mbit/s.
+    sizes = {8: 1.0, 24: 1.4, 400: 2.0, 900: 3.1, 1700: 5.5}
+    exchange = [("exchange", ms, f"w{size}", size) for size, ms in sizes.items()]
+    told = analyze(Trace.of(steps(COUNT, *[[("forward", 20), ("backward", 20), *exchange, ("update", 2)]] * 2)))
+    assert (told.verdict.kind, told.network.known) == ("latency-bound", "assumed")
+
+
 def test_times_that_do_not_grow_with_sizes_are_latency():
     assert fit([(1000.0, 5.0), (2000.0, 5.0), (64_000.0, 5.0)]) == (5.0, 0.0)
     assert fit([(1000.0, 9.0), (2000.0, 5.0), (64_000.0, 5.0)]) == (5.0, 0.0), "nor do they fall"

@@ -11,6 +11,7 @@ from syncline.trace import PHASES, Trace, analyze, load
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "analysis.schema.json").read_text())
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None)}
+TYPES |= {"boolean": bool}
 KEYWORDS = {
     "$schema", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties",
     "propertyNames", "items", "anyOf", "enum", "const",
@@ -28,7 +29,8 @@ def problems(value, schema, at="$"):
     if "const" in schema or "enum" in schema:
         return [] if value in schema.get("enum", [schema.get("const")]) else [f"{at}: {value!r}"]
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if isinstance(value, bool) or not isinstance(value, tuple(TYPES[name] for name in allowed)):
+    types = tuple(TYPES[name] for name in allowed)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         return [f"{at} is a {type(value).__name__}, not {allowed}"]
     if isinstance(value, list):
         return [text for n, item in enumerate(value) for text in problems(item, schema["items"], f"{at}[{n}]")]

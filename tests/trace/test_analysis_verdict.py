@@ -1,5 +1,7 @@
 """Each cause on a trace made by hand, and no cause where there is none. Real ranks: `bench/test_bench_causes.py`."""
 
+from itertools import product
+
 import pytest
 from analysis_spans import span, steps
 
@@ -7,6 +9,7 @@ from syncline.trace import Trace
 from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.verdict import verdict
+from syncline.trace.span import ISSUING
 
 COUNT = 12
 BYTES = 1_000_000
@@ -139,6 +142,38 @@ def test_many_small_messages_launched_all_at_once_are_latency_bound():
     told = analyze(Trace.of(at_once([(0.2 * (i + 1), 64) for i in range(500)])))
     assert told.verdict.kind == "latency-bound"
     assert told.verdict.recoverable_ms == pytest.approx(100, rel=0.1)
+
+
+def test_the_thread_that_issues_many_messages_is_part_of_their_cost():
+    spans = []
+    for step, who in product(range(COUNT), (0, 1)):
+        at, mine = step * 45.0, {"rank": who, "step": step}
+        spans += [span("step", at, at + 45, **mine), span("forward", at, at + 5, **mine)]
+        for number in range(100):
+            begin = at + 5 + 0.4 * number
+            spans.append(span("backward", begin, begin + 0.1, **mine))
+            spans.append(span("wait", begin + 0.1, begin + 0.4, name=ISSUING, **mine))
+            spans.append(
+                span("exchange", begin + 0.2, begin + 0.3, name="all-reduce", unit=f"w{number}", size=4, **mine)
+            )
+    told = analyze(Trace.of(spans))
+    assert told.verdict.kind == "latency-bound"
+    assert told.verdict.recoverable_ms == pytest.approx(0.3 * 99, rel=0.03), "one message is left"
+    assert "0.30 ms each, 0.30 ms of it to pack, start and unpack it" in told.verdict.sentence
+    assert told.breakdown_ms["backward"] == pytest.approx(10)
+
+
+def test_a_transfer_that_ends_later_on_one_rank_costs_the_others_a_wait():
+    told = run(*[rank(exchange=((first, "a", BYTES), (10, "b", BYTES))) for first in (40, 60)])
+    assert told.verdict.kind == "bandwidth-bound"
+    assert told.verdict.recoverable_ms == pytest.approx(70), "the step is 134 ms, of which 64 are compute"
+    assert told.verdict.sentence.endswith("10.0 ms of it are waits for ranks where transfers end later.")
+    late = run(
+        rank(exchange=((40, "a", BYTES), (10, "b", BYTES))),
+        rank(backward=60, exchange=((40, "a", BYTES), (10, "b", BYTES))),
+    )
+    found = {finding.kind: finding.recoverable_ms for finding in late.findings}
+    assert found == pytest.approx({"bandwidth-bound": 50, "straggler": 20}), "a wait for compute is not the network's"
 
 
 def test_an_oversubscribed_host_comes_before_what_it_causes():

@@ -83,10 +83,22 @@ def test_a_gap_after_a_wait_for_the_gpu_is_named_by_the_call_and_the_wait_is_cou
         ("host wait", "after aten::to (cudaMemcpyAsync)", 1, 70.0),
     ]
     (activity,) = import_files(path).gpu.values()
+    # The operators as a whole: without the waits nobody needs them.
     assert [(row.doing, row.ns / 1000) for row in activity.blocked] == [
-        ("aten::item (cudaStreamSynchronize)", 242.0),
-        ("aten::to (cudaMemcpyAsync)", 130.0),
+        ("aten::item (cudaStreamSynchronize)", 280.0),
+        ("aten::to (cudaMemcpyAsync)", 170.0),
     ]
+
+
+def test_of_an_operator_that_does_more_than_wait_only_the_wait_counts(tmp_path):
+    events = [
+        step(0, 0), host("aten::mm", 10, 20), launch(15, 1), kernel(GEMM, 20, 300, 1),
+        host("aten::nonzero", 30, 900), runtime("cudaStreamSynchronize", 60, 306),
+        launch(350, 2), kernel(GEMM, 360, 500, 2),
+    ]  # fmt: skip
+    (activity,) = import_files(kineto(tmp_path / "t.json", events)).gpu.values()
+    (row,) = activity.blocked
+    assert (row.doing, row.ns / 1000) == ("aten::nonzero (cudaStreamSynchronize)", 246.0)
 
 
 def test_kernels_that_were_launched_before_the_profile_do_not_count(tmp_path):

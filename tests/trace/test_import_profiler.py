@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from trace_files import GLOO, NCCL, device_work, hidden_share, host, kernel, kin
 
 from syncline.errors import UsageError
 from syncline.trace import Span, Trace, overlap, partition
+from syncline.trace.analysis.analyze import analyze
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.formats.load import import_files, load
 
 COMPUTE = ("forward", "backward", "update")
+GPU = Path(__file__).parent / "fixtures" / "gpu"
 
 
 def test_a_real_gloo_run_has_its_ranks_steps_lanes_and_messages(tmp_path):
@@ -220,6 +223,21 @@ def test_steps_of_a_real_run_are_found_without_their_marks(tmp_path, path, optim
     for (start, end), (begin, until) in zip(guessed, true, strict=False):
         assert min(end, until) - max(start, begin) > 0.6 * (until - begin)
     assert any("steps were found by the work that repeats" in note for note in import_files(tmp_path / "t.json").notes)
+
+
+def test_a_trace_of_the_gpu_alone_has_the_steps_of_the_whole_trace(tmp_path):
+    """Work counts in the step in which it was launched, also where steps were found by kernels: none is left out."""
+    path = GPU / "ddp-rank0.json.gz"
+    content = raw(path)
+    on_host = ("cpu_op", "user_annotation", "python_function")
+    kept = [event for event in content["traceEvents"] if event.get("cat") not in on_host]
+    (tmp_path / "t.json").write_text(json.dumps({**content, "traceEvents": kept}))
+    whole, alone = (analyze(load(one)) for one in (path, tmp_path / "t.json"))
+    assert alone.verdict.kind == whole.verdict.kind == "bandwidth-bound"
+    assert alone.step_ms["usual"] == pytest.approx(whole.step_ms["usual"], rel=0.02)
+    assert alone.gpu.ranks[0].idle_ms / alone.gpu.ranks[0].whole_ms == pytest.approx(
+        whole.gpu.ranks[0].idle_ms / whole.gpu.ranks[0].whole_ms, abs=0.02
+    )
 
 
 def test_events_without_a_sound_time_are_the_stated_reason(tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.trace import LANES, PHASES, Span, Trace, partition, shares
+from syncline.trace.span import ISSUING
 
 
 def span(lane, start, end, *, rank=0, name="x", unit="", step=0):
@@ -37,6 +38,17 @@ def test_a_transfer_of_one_unit_wins_over_the_wait_for_another():
     spans += [span("exchange", 8, 10, unit="b", rank=1)]
     mine = partition([s for s in Trace.of(spans).spans if s.rank == 0])[0]
     assert (mine["wait"], mine["exposed_exchange"]) == (0, 10)
+
+
+def test_time_in_which_the_thread_issues_messages_is_exposed_exchange():
+    spans = [span("step", 0, 100), span("backward", 0, 30), span("backward", 50, 60)]
+    spans += [span("wait", 30, 50, name=ISSUING), span("wait", 60, 90, name=ISSUING), span("exchange", 35, 55)]
+    spans += [span("exchange", 70, 80, unit="b"), span("exchange", 80, 85, unit="b", rank=1)]
+    trace = Trace.of(spans)
+    assert {(one.unit, *sorted(one.joined)) for one in trace.exchanges} == {("", 0), ("b", 0, 1)}
+    mine = partition([s for s in trace.spans if s.rank == 0])[0]
+    # The thread has work while another rank is late: it does not wait for that rank.
+    assert (mine["backward"], mine["exposed_exchange"], mine["wait"], mine["other"]) == (40, 50, 0, 10)
 
 
 def test_repeated_exchanges_of_a_step_are_matched_in_order():

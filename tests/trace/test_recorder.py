@@ -17,6 +17,7 @@ from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.record.cpu_time import MAX_STEPS
 from syncline.trace.record.cuda_clock import CudaClock
 from syncline.trace.record.recorder import process_recorder
+from syncline.trace.span import BLOCKED, ISSUING
 
 
 def test_spans_are_recorded_in_order_with_step_unit_and_bytes():
@@ -41,6 +42,20 @@ def test_a_span_is_recorded_when_its_block_fails():
     with pytest.raises(KeyError), recorder.span("forward"):
         raise KeyError
     assert len(recorder.spans()) == 1
+
+
+def test_time_in_which_messages_are_issued_is_cut_out_of_compute_and_blocked_time_out_of_both():
+    recorder = Recorder()
+    recorder.add("backward", "backward", 0, 100)
+    recorder.add("wait", ISSUING, 20, 60)
+    recorder.add_blocked(30, 50)
+    recorder.add("wait", ISSUING, 40, 70)
+    recorder.add("update", "update", 0, 100, unit="of a worker")
+    found = [(s.lane, s.name, s.start, s.end) for s in recorder.spans()]
+    assert [row[2:] for row in found if row[0] == "backward"] == [(0, 20), (70, 100)]
+    assert sorted(row[2:] for row in found if row[1] == ISSUING) == [(20, 30), (50, 60), (50, 70)]
+    assert ("wait", BLOCKED, 30, 50) in found
+    assert ("update", "update", 0, 100) in found
 
 
 def test_the_ring_buffer_is_bounded_and_counts_dropped_spans():

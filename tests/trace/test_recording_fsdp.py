@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from ranks import run_ranks
 from syncline.trace import recording
 from syncline.trace.formats.load import load
+from syncline.trace.span import ISSUING
 
 
 def train_sharded(rank, world, path):
@@ -34,5 +35,9 @@ def test_the_all_gather_of_a_sharded_model_is_in_its_forward_pass(tmp_path):
             collectives = [s.start for s in mine if s.lane == "exchange"]
             assert collectives, "the all-gather is recorded"
             assert forward <= min(collectives)
+            issuing = [(s.start, s.end) for s in mine if s.name == ISSUING]
+            assert issuing, "FSDP packs, starts and unpacks messages"
+            computing = [(s.start, s.end) for s in mine if s.lane in ("forward", "backward")]
+            assert not any(a < d and c < b for a, b in issuing for c, d in computing)
             compared += 1
     assert compared == 8

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from syncline.errors import UsageError
 from syncline.trace import PHASES, Recorder, Span, partition, recording, start, stop
 from syncline.trace.formats.load import load
 from syncline.trace.merge.merge_ranks import Part, merge
+from syncline.trace.record.collectives import RecordingGroup
 from syncline.trace.record.cpu_time import StepCpuTimes
+from syncline.trace.record.loop_hooks import LoopHooks
 from syncline.trace.record.postprocess import DDP_TAIL, finish_spans
+from syncline.trace.span import BLOCKED, ISSUING
 
 SCRIPT = """
 import syncline, torch
@@ -239,7 +243,7 @@ def test_marks_taken_while_switched_off_make_no_span():
     assert recorder.spans() == []
 
 
-def test_ddps_copies_after_its_wait_are_backward():
+def test_ddp_waits_for_its_buckets_and_then_copies_out_of_them():
     spans = [
         Span(0, "backward", "backward", "", 0, 0, 10),
         Span(0, "backward", DDP_TAIL, "", 0, 10, 30),
@@ -248,6 +252,26 @@ def test_ddps_copies_after_its_wait_are_backward():
         Span(0, "exchange", "all-reduce", "bucket 0", 2, 41, 45),
     ]
     made = finish_spans(spans, sampled=False)
-    assert [(s.start, s.end) for s in made if s.name == "unpack"] == [(25, 30)]
-    assert len(made) == 5
-    assert len(finish_spans(spans, sampled=True)) == 4
+    assert [(s.lane, s.start, s.end) for s in made if s.name == "unpack"] == [("backward", 25, 30)]
+    assert [(s.lane, s.start, s.end) for s in made if s.name == BLOCKED] == [("wait", 10, 25)]
+    assert len(made) == 6
+    assert len(finish_spans(spans, sampled=True)) == 5
+
+
+def test_starting_ddps_all_reduce_is_not_backward():
+    done = torch.futures.Future()
+    done.set_result(None)
+
+    def slow_start(*_):
+        time.sleep(0.005)
+        return SimpleNamespace(get_future=lambda: done)
+
+    hooks = LoopHooks(Recorder())
+    group = RecordingGroup(hooks, SimpleNamespace(rank=lambda: 0, size=lambda: 1, allreduce=slow_start))
+    hooks.around_backward(lambda _: group.allreduce([torch.ones(4)]), torch.ones((), requires_grad=True))
+    spans = hooks.recorder.spans()
+    (issuing,) = [s for s in spans if s.name == ISSUING]
+    assert issuing.end - issuing.start >= 5_000_000
+    (message,) = [s for s in spans if s.lane == "exchange"]
+    assert issuing.start <= message.start
+    assert all(s.end <= issuing.start or s.start >= issuing.end for s in spans if s.lane == "backward")

@@ -10,6 +10,7 @@ from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import load
 from syncline.trace.merge.exchanges import Exchange
 from syncline.trace.merge.merge_ranks import Trace
+from syncline.trace.record.flight_dump import dump_flight_recorder
 from syncline.trace.record.recorder import Recorder
 from syncline.trace.record.recording import Recording
 from syncline.trace.record.session import recording, start, stop
@@ -26,6 +27,7 @@ __all__ = [
     "Span",
     "Trace",
     "analyze",
+    "dump_flight_recorder",
     "load",
     "overlap",
     "partition",

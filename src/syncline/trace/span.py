@@ -21,6 +21,12 @@ STEP = "step"
 BLOCKED = "blocked"
 """The name of `wait` spans in which the training thread was blocked. They are cut out of its compute spans."""
 
+ISSUING = "issuing"
+"""The name of `wait` spans in which the training thread packed, started or unpacked a message; cut out as well."""
+
+THREAD_WAITS = (BLOCKED, ISSUING)
+"""Names of `wait` spans of the training thread. All others are waits of an exchange for its last rank."""
+
 PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "between", "other")
 """Categories of the training thread's time. The phases of a step sum to its wall time."""
 

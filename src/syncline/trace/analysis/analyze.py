@@ -13,16 +13,17 @@ from syncline.trace.analysis.cpu_load import host_loads
 from syncline.trace.analysis.critical_path import PathSegment, critical_path, typical_step
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.gpu_use import GpuUse, gpu_use
-from syncline.trace.analysis.late_ranks import LateRanks, late_ranks
+from syncline.trace.analysis.late_ranks import LateRanks, late_ranks, waits_for_transfers
 from syncline.trace.analysis.network import NetworkUse, network_use
 from syncline.trace.analysis.overlap import hidden_by, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
-from syncline.trace.analysis.steps import prepare, usual_places
+from syncline.trace.analysis.steps import Prepared, prepare, usual_places
+from syncline.trace.analysis.timeline import covered
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
 from syncline.trace.merge.merge_ranks import Trace
-from syncline.trace.span import PHASES, STEP, is_copy
+from syncline.trace.span import ISSUING, PHASES, STEP, is_copy
 from syncline.wording import plural
 
 FORMAT = "syncline analysis 1"
@@ -63,6 +64,8 @@ class Analysis:
     critical_path: tuple[PathSegment, ...]
     critical_step: int
     bound: Bound
+    waits_known: bool = True
+    """Whether waits for late ranks can be separated from transfers; if not, a note says why."""
     queue_ms: float | None = None
     """Ms per step that the training thread of the rank that was waited for was ready to run but had no core."""
     gpu: GpuUse | None = None
@@ -120,6 +123,7 @@ class Analysis:
             "count_per_step": found.messages if found else 0.0,
             "bytes_per_step": found.bytes if found else 0.0,
             "wait_ms": found.wait_ms if found else 0.0,
+            "waits_known": self.waits_known,
             "transfer_ms": found.busy_ms if found else 0.0,
             "latency_ms": found.latency_ms if found else None,
             "bandwidth_bits": found.bits if found else None,
@@ -162,6 +166,8 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         phases=phases,
         late=late,
         straggler=straggler,
+        issuing_ms=_issuing_ms(prepared, kept),
+        transfer_waits=tuple(waits_for_transfers(prepared, steady)) if prepared.has_compute else (),
         network=network,
         bound=limit,
         startup=start,
@@ -195,6 +201,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         ranks=breakdowns(prepared, steady),
         per_step=rows,
         network=network,
+        waits_known=facts.waits_known,
         late=facts.late,
         straggler=straggler,
         long=facts.long,
@@ -207,6 +214,14 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         gpu=facts.gpu,
         imported=str(about["imported"]) if "imported" in about else None,
     )
+
+
+def _issuing_ms(trace: Prepared, kept: set[int]) -> float:
+    """Ms per step and rank in which the training threads packed, started or unpacked messages."""
+    names = ("wait", ISSUING)
+    found = [[s for s in trace.spans[rank] if s.step in kept and (s.lane, s.name) == names] for rank in trace.ranks]
+    total = sum(covered((s.start, s.end) for s in mine) for mine in found)
+    return total / 1e6 / max(1, len(kept) * len(trace.ranks))
 
 
 def _link(about: Mapping[str, Any]) -> float | None:

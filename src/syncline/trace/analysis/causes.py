@@ -4,6 +4,7 @@ A new cause: write a function here (or elsewhere) with the decorator `@cause`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 
 from syncline.stats import mean_or_zero, two_standard_errors
 from syncline.trace.analysis.findings import Facts, Finding
@@ -15,7 +16,7 @@ _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
 _MANY = 4  # messages per step: with fewer, their number is not the problem
 _DOMINATES = 0.5  # start-up's share of the run
 _CROWDED = 0.05  # share of a step without a core: below this, the host has enough cores
-_NAMED = 0.05  # of the time between steps: a smaller part is not named
+_NAMED = 0.05  # of a cost: a smaller part of it is not named
 _OTHERS = 0.75  # of the cores that the ranks could use: if they use less, other programs use the rest
 
 Cause = Callable[[Facts], Finding | None]
@@ -189,7 +190,8 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     """Transfers that no compute hides, because of their bytes."""
     if facts.network is None:
         return None
-    network, exposed = facts.network, facts.series("exposed_exchange")
+    network, skew = facts.network, mean_or_zero(facts.transfer_waits)
+    exposed = [a + b for a, b in zip_longest(facts.series("exposed_exchange"), facts.transfer_waits, fillvalue=0.0)]
     many = network.bits is not None and network.messages >= _MANY
     # A few messages cannot be made fewer, so all their time counts as bytes.
     gain = mean_or_zero(exposed) * (1 - network.latency_share if many else 1.0)
@@ -213,10 +215,11 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
     number = f"{network.messages:.0f} message{'s' if round(network.messages) != 1 else ''}"
     sized = f"{scaled(network.bytes, 'B')} per step in {number}" if network.bytes else f"{number} of unknown size"
     hidden = f", {facts.communication:.0%} hidden" if facts.communication is not None else ""
+    later = f"; {skew:.1f} ms of it are waits for ranks where transfers end later" if skew >= _NAMED * gain else ""
     return Finding(
         "bandwidth-bound",
         f"{gain:.1f} ms per step ({facts.share(gain)}) are {what} that no compute hides:"
-        f" {sized}{link}{rate}{hidden}{apart}.",
+        f" {sized}{link}{rate}{hidden}{apart}{later}.",
         gain,
         two_standard_errors(exposed),
     )
@@ -230,13 +233,15 @@ def latency_bound(facts: Facts) -> Finding | None:
         return None
     joining = _joining(facts)
     gain = (mean_or_zero(exposed) * network.latency_share + joining) * (1 - 1 / network.messages)
+    each = facts.issuing_ms / network.messages
+    own = f", {each:.2f} ms of it to pack, start and unpack it" if facts.issuing_ms >= _NAMED * gain > 0 else ""
     unsure = "" if facts.waits_known else " Or they are waits for another rank."
     at = {"assumed": " (assuming a link of at least 100 Mbit/s)", "link": " (given the link's bandwidth)"}
     return Finding(
         "latency-bound",
         f"{gain:.1f} ms per step ({facts.share(gain)}) are the latency of {network.messages:.0f} messages of"
         f" {scaled(network.bytes / network.messages, 'B')} on average{at.get(network.known, '')}:"
-        f" {gain / network.messages:.2f} ms each, {joining:.1f} ms in total for ranks to join. Combine"
+        f" {gain / network.messages:.2f} ms each{own}, {joining:.1f} ms in total for ranks to join. Combine"
         f" them into fewer messages.{unsure}",
         gain,
         two_standard_errors(exposed),

@@ -78,6 +78,10 @@ class Facts:
     long: LongSteps | None = None
     waits_known: bool = True
     """Whether waits for a late rank are separated from transfers."""
+    issuing_ms: float = 0.0
+    """Ms per step, the mean over ranks, in which the training thread packs, starts or unpacks messages."""
+    transfer_waits: tuple[float, ...] = ()
+    """Ms of each step, the mean over ranks, of waits because a transfer ended later on the rank that is waited for."""
     straggler: LateRanks | None = None
     """The ranks that most waits are for, one or several together."""
     gpu: GpuUse | None = None

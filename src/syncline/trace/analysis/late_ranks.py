@@ -153,6 +153,30 @@ def _blamed(trace: Prepared, kept: set[int]) -> _Waits:
     return {rank: of for rank, of in waits.items() if any(of.values())}
 
 
+def waits_for_transfers(trace: Prepared, steps: Sequence[int]) -> list[float]:
+    """Ms of each step, the mean over ranks, that a rank waits because an earlier transfer ended later on the late rank.
+
+    A slow network does not end a transfer on all ranks at once, so such waits are part of its cost.
+    """
+    kept, meetings = set(steps), _Meetings(trace)
+    found: dict[int, float] = dict.fromkeys(steps, 0.0)
+    for exchange in trace.exchanges:
+        step = _counts_in(exchange.step, trace, kept)
+        visible = [(member, trace.exposed_ns(member.wait)) for member in exchange.members]
+        if step is None or not any(exposed for _, exposed in visible):
+            continue
+        joined, since = exchange.joined, meetings.before(exchange)
+
+        def transferring(rank: int, joined: Mapping[int, int] = joined, since: int = since) -> int:
+            return trace.timelines[rank].totals(since, max(since, joined[rank]))["exposed_exchange"]
+
+        for member, exposed in visible:
+            late = exchange.late_rank(member) if exposed else None
+            if late is not None:
+                found[step] += min(exposed, max(0, transferring(late) - transferring(member.rank)))
+    return [ns / 1e6 / len(trace.ranks) for ns in found.values()]
+
+
 def _causes_between(waits: Sequence[tuple[int, dict[int, float]]], begin: int, end: int) -> dict[int, float]:
     """By rank: the time of waits that it caused and that ended between two times."""
     found: dict[int, float] = defaultdict(float)

@@ -17,6 +17,7 @@ ASSUMED_BITS = 100e6
 
 _POINTS = 48
 _APART = 8.0  # least ratio of the largest message to the smallest, to fit a line through their times
+_PACKETS = 1 << 13  # bytes: the times of smaller messages, a few packets each, do not show a bandwidth
 _ALONE = 1.2  # mean number of messages under way at once; with more, the time of one message says little
 _FASTER = 20.0  # a fitted bandwidth may exceed the one seen in steps by at most this factor
 
@@ -159,7 +160,7 @@ def _cost(
     sized = [(size, time) for size, time in points if size > 0]
     if not sized:
         return median_or_zero([time for _, time in points]), None, "seen"
-    if (found := fit(sized)) and best:
+    if (found := fit(sized)) and best and max(size for size, _ in sized) >= _PACKETS:
         latency, slope = found
         return latency, min(8e3 / slope, _FASTER * best) if slope > 0 else _FASTER * best, "fitted"
     usual, lasted = _middle(sized)

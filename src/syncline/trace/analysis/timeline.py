@@ -1,20 +1,26 @@
 """The phases of one rank's time: every nanosecond is counted in exactly one phase, so phases sum to the step.
 
 Compute wins over communication: an exchange behind the backward pass costs nothing. The visible rest of an exchange is
-exposed; it is shared among the exchanges that are under way at that moment. A transfer wins over a wait, and visible
-waiting time belongs to the wait that started first.
+exposed; it is shared among the exchanges that are under way at that moment. So is the time in which the training thread
+itself packs, starts or unpacks messages. A transfer wins over a wait, and visible waiting time belongs to the wait that
+started first.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncline.trace.span import BLOCKED, COMPUTE_LANES, PHASES, STEP, Span
+from syncline.trace.span import COMPUTE_LANES, ISSUING, PHASES, STEP, THREAD_WAITS, Span
 
-_COMMUNICATION = ("encode", "decode", "exchange", "wait")
+_COMMUNICATION = ("encode", "decode", ISSUING, "exchange", "wait")
 _ORDER = (*COMPUTE_LANES, "data", "between", *_COMMUNICATION)
 _GPU_ORDER = (*COMPUTE_LANES, *_COMMUNICATION, "data", "between")
-_RENAMED = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}
+_RENAMED = {
+    "encode": "exposed_encode",
+    "decode": "exposed_encode",
+    ISSUING: "exposed_exchange",
+    "exchange": "exposed_exchange",
+}
 _EXCHANGE, _WAIT, _OTHER = (PHASES.index(phase) for phase in ("exposed_exchange", "wait", "other"))
 _EVER = -(1 << 63)
 
@@ -75,7 +81,7 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = (), o
         if span.end > span.start and span.lane in place_of:
             edges += [(span.start, 1, index), (span.end, -1, index)]
     edges.sort()
-    places = [place_of.get(span.lane, -1) for span in spans]
+    places = [place_of.get(_kind(span), -1) for span in spans]
     starts: list[int] = []
     kinds: list[int] = []
     before: tuple[list[int], ...] = tuple([] for _ in PHASES)
@@ -101,7 +107,7 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = (), o
         active[place] += change
         under_way = under_way | 1 << place if active[place] else under_way & ~(1 << place)
         lane = spans[index].lane
-        if lane in ("exchange", "wait") and spans[index].name != BLOCKED:
+        if lane in ("exchange", "wait") and spans[index].name not in THREAD_WAITS:
             kept = exchanges if lane == "exchange" else waits
             if change > 0:
                 kept[index] = None
@@ -117,6 +123,10 @@ def timeline(spans: Sequence[Span], *, within: Sequence[tuple[int, int]] = (), o
                 column.append(total)
         kind = now
     return Timeline(starts, kinds, before, exposed)
+
+
+def _kind(span: Span) -> str:
+    return ISSUING if span.lane == "wait" and span.name == ISSUING else span.lane
 
 
 def busy_periods(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from itertools import groupby, zip_longest
 from syncline.trace.formats.chrome_events import Event, micros, names, slots
 from syncline.trace.merge.exchanges import Exchange
 from syncline.trace.merge.merge_ranks import Trace
-from syncline.trace.span import BLOCKED, STEP, Span
+from syncline.trace.span import STEP, THREAD_WAITS, Span
 
 PACK, UNPACK, QUEUE = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER", "QUEUE"
 _EXCHANGE_LANES = ("exchange", "wait")
@@ -45,7 +45,7 @@ def horovod_trace(trace: Trace, *, backend: str = "gloo") -> list[Event]:
     joined = _joined(trace.exchanges)
     units: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
-        if span.lane in _TENSOR_LANES and span.name != BLOCKED:
+        if span.lane in _TENSOR_LANES and span.name not in THREAD_WAITS:
             units[span.unit or span.name][span.rank].append(span)
     named = names(_CYCLES, "steps", [])
     timed: list[tuple[int, Event]] = []

@@ -3,7 +3,6 @@
 A new format: write `<name>_read.py` with `KIND`, `recognises` and `read`, and add a line to `READERS`.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,7 +14,7 @@ from syncline.errors import UsageError, unknown
 from syncline.trace.formats import chrome_read, horovod_read, profiler_read
 from syncline.trace.formats.align_rank_files import align
 from syncline.trace.formats.json_stream import Limits
-from syncline.trace.formats.trace_file import RankTrace, TraceFile
+from syncline.trace.formats.trace_file import RankTrace, TraceFile, rank_in_name
 from syncline.trace.gpu_activity import GpuActivity
 from syncline.trace.merge.merge_ranks import WAITS_UNKNOWN, Trace
 from syncline.trace.merge.notes import combined
@@ -33,7 +32,6 @@ READERS = (profiler_read, horovod_read, chrome_read)
 """
 
 _LOOK = 20_000  # events after which a file of an unknown format is given up
-_RANK = re.compile(r"(?:rank|worker|^r)[-_. ]?(\d{1,6})", re.IGNORECASE | re.ASCII)
 _SHOWN = 20
 _NO_TRACES = frozenset({"config.json", "results.json", "versions.json"})  # other files of a run folder
 
@@ -228,11 +226,11 @@ def _assign_ranks(traces: Sequence[RankTrace], notes: list[str]) -> None:
     unknown_rank = [trace for trace in traces if trace.rank < 0]
     taken = {trace.rank for trace in traces}
     for trace in sorted(unknown_rank, key=lambda trace: (len(trace.pid), trace.pid, trace.path.name)):
-        found = _RANK.search(trace.path.name)
-        trace.rank = int(found[1]) if found else next(i for i in range(len(traces) + 1) if i not in taken)
+        found = rank_in_name(trace.path)
+        trace.rank = next(i for i in range(len(traces) + 1) if i not in taken) if found is None else found
         taken.add(trace.rank)
         trace.spans = [replace(span, rank=trace.rank) for span in trace.spans]
-        if not found and len(traces) > 1:
+        if found is None and len(traces) > 1:
             notes.append(f"{trace.path.name} does not say its rank: taken as {trace.rank}, by the order of processes")
 
 

@@ -55,8 +55,8 @@ def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list
     blocked: dict[tuple[int, str], list[int]] = defaultdict(list)
     for call in host.blocking:
         step = step_at(steps, call.start)
-        if step >= 0 and (ns := _common(call.start, call.end, busy)):
-            blocked[step, call.kind].append(ns)
+        if step >= 0 and _common(call.start, call.end, busy):
+            blocked[step, call.kind].append(call.end - call.start)
     streams: dict[str, Counter[str]] = defaultdict(Counter)
     by_stream: dict[str, list[Interval]] = defaultdict(list)
     for one in work:
@@ -127,8 +127,13 @@ class _Host:
         ops = self._ops.get(thread, [])
         place = bisect_right(ops, call.start, key=lambda one: one.start) - 1
         inside = place >= 0 and ops[place].end >= call.end
-        where = self._place(_Gap(call.start, call.end, thread, call.end))
-        return call._replace(kind=f"{ops[place].kind} ({call.kind})" if inside else f"{call.kind} in {where}")
+        if not inside:
+            return call._replace(kind=f"{call.kind} in {self._place(_Gap(call.start, call.end, thread, call.end))}")
+        around, name = ops[place], f"{ops[place].kind} ({call.kind})"
+        # Without the wait, an operator such as aten::item is not needed either; other operators do more than to wait.
+        if 2 * (call.end - call.start) < around.end - around.start:
+            return call._replace(kind=name)
+        return call._replace(kind=name, start=around.start, end=around.end)
 
 
 def _blocking_copies(rows: Rows) -> Iterator[tuple[Thread, Interval]]:

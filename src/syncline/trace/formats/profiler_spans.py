@@ -3,7 +3,7 @@
 Ranges and ops of threads get a lane and a step, kernels the lane of their launch, collectives a number in their step.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from typing import Any
 
 from syncline.trace.formats.profiler_idle import gpu_activity
 from syncline.trace.formats.profiler_messages import with_calls
-from syncline.trace.formats.profiler_rows import Interval, Rows, Thread, outermost
+from syncline.trace.formats.profiler_rows import BEFORE, Interval, Rows, Thread, outermost
 from syncline.trace.formats.repeated_steps import Event, repeated_steps
 from syncline.trace.formats.trace_file import Step, step_at
 from syncline.trace.gpu_activity import GpuActivity
@@ -110,7 +110,9 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
         notes.append(f"it has no ProfilerStep ranges: {len(found)} steps were found by the work that repeats")
         return [(number, start, end) for number, (start, end) in enumerate(found)]
     notes.append("it has no ProfilerStep ranges, so all of it is one step: call profiler.step() after every step")
-    return [(0, min(event.start for event in events), max(event.end for event in events))]
+    launched = [rows.launched(one) for one in (*rows.kernels, *rows.collectives)]
+    begin = min([*(event.start for event in events), *(time for time in launched if time > BEFORE)])
+    return [(0, begin, max(event.end for event in events))]
 
 
 def _repeated(rows: Rows) -> list[tuple[int, int]]:
@@ -120,8 +122,19 @@ def _repeated(rows: Rows) -> list[tuple[int, int]]:
     kernels = [kernel._replace(kind=kernel.name) for kernel in rows.kernels]
     for work in (on_host, outermost(kernels)):
         if steps := repeated_steps([Event(one.start, one.end, one.kind) for one in work]):
-            return steps
+            return steps if work is on_host else _by_launch(steps, rows)
     return []
+
+
+def _by_launch(steps: list[tuple[int, int]], rows: Rows) -> list[tuple[int, int]]:
+    """Steps that were found by their kernels, from the launch of the first one: work counts where it was launched."""
+    order = sorted((one.start, rows.launched(one)) for one in rows.kernels if rows.launched(one) > BEFORE)
+
+    def launch(time: int) -> int:
+        place = bisect_left(order, (time, 0))
+        return order[place][1] if place < len(order) else time
+
+    return [(launch(start), launch(end)) for start, end in steps]
 
 
 def _host_operators(rows: Rows, steps: list[Step]) -> list[list[Any]]:

@@ -1,6 +1,7 @@
 """A trace file, plain or gzip: its events one at a time, its header, and whether it is cut off."""
 
 import gzip
+import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from syncline.wording import plural
 _HEADER_BYTES = 1 << 22  # a header may list every process group with its ranks: larger than any event
 # Other keys are skipped: a hostile file could hold any number of them.
 _KEPT = frozenset({"schemaVersion", "distributedInfo", "baseTimeNanoseconds", "host_name", "otherData"})
+
+_RANK = re.compile(r"(?:rank|worker|^r)[-_. ]?(\d{1,6})", re.IGNORECASE | re.ASCII)
 
 Step = tuple[int, int, int]
 """A step's number, start and end."""
@@ -179,6 +182,16 @@ def times(event: dict[str, Any]) -> tuple[int, int] | None:
         return None
     begin = round(start * 1000)
     return begin, begin + round(length * 1000)
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank that the name of a file says; None where it says none.
+
+    >>> rank_in_name(Path("dumps/comm_lib_trace_rank_3")), rank_in_name(Path("trace.json"))
+    (3, None)
+    """
+    found = _RANK.search(path.name)
+    return int(found[1]) if found else None
 
 
 def text(value: object, default: str = "") -> str:

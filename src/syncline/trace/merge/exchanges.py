@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from syncline.trace.span import BLOCKED, Span
+from syncline.trace.span import THREAD_WAITS, Span
 
 _Key = tuple[int, str, str, str]
 
@@ -100,7 +100,7 @@ def match_exchanges(spans: Iterable[Span], *, split: bool = True) -> tuple[list[
     """
     spans = list(spans)
     found: dict[tuple[*_Key, int], list[Member]] = defaultdict(list)
-    joins = [s for s in spans if s.lane == "exchange" or (s.lane == "wait" and s.name != BLOCKED)]
+    joins = [s for s in spans if s.lane == "exchange" or (s.lane == "wait" and s.name not in THREAD_WAITS)]
     joins.sort(key=lambda span: (span.rank, span.start, span.end))
     for _, mine in groupby(joins, key=lambda span: span.rank):
         counts: dict[_Key, int] = defaultdict(int)

@@ -6,6 +6,7 @@ own averaging calls functions of `torch.distributed`, which are replaced during 
 
 While the training thread waits for a collective it does no forward, backward or data work, whatever pass it is in. This
 time is recorded as blocked: around a collective that blocks, and around `Work.wait` of one that was started earlier.
+On a CPU the same holds for the time in which it packs, starts or unpacks a message: it is recorded as issuing.
 """
 
 import inspect
@@ -23,6 +24,7 @@ from syncline._compat import (
     has_comm_hook,
     on_coalesced_broadcast,
     on_every_wait,
+    on_fsdp_messages,
     reducer_group,
     replace_function,
 )
@@ -70,6 +72,7 @@ def hook_collectives(hooks: LoopHooks) -> None:
             hooks.cleanup.callback(replace_function(dist, function, wrapper))
     hooks.cleanup.callback(on_coalesced_broadcast(_wrapper(hooks, "broadcast", 1, "tensors", 0, unit="buffers")))
     hooks.cleanup.callback(on_every_wait(_around_wait(hooks)))
+    hooks.cleanup.callback(on_fsdp_messages(_around_fsdp(hooks)))
 
 
 def hook_ddp_buckets(hooks: LoopHooks, module: DistributedDataParallel) -> None:
@@ -107,11 +110,12 @@ class RecordingGroup(dist.ProcessGroup):
         is_bucket = tensor.is_floating_point() or tensor.is_complex()
         if is_bucket:
             unit = _unit(f"bucket {next(hooks.bucket_numbers[self._group])}", self._group)
-        start = recorder.mark("exchange")
+        called, start = recorder.mark("wait"), recorder.mark("exchange")
         if is_bucket:
             hooks.last_gradient = start  # the last bucket starts when the last gradient is computed
         work = self._inner.allreduce(tensors, options)
         _record_completion(hooks, work, start, "all-reduce", unit, tensor.nbytes, tensor.device, self._group)
+        recorder.add_issuing(called)
         return work
 
     def getBackendName(self) -> str:
@@ -157,17 +161,19 @@ def _wrapper(
         candidates = given if isinstance(given, list | tuple) else [given]
         tensors = [tensor for tensor in candidates if isinstance(tensor, Tensor)]
         group = _label(given_group)
-        called = _unit(unit or f"collective {next(hooks.collective_numbers[group])}", group)
+        of_unit = _unit(unit or f"collective {next(hooks.collective_numbers[group])}", group)
         size = sum(tensor.nbytes for tensor in tensors)
-        step, start = recorder.step, recorder.mark("exchange")
+        step, called, start = recorder.step, recorder.mark("wait"), recorder.mark("exchange")
         with hooks.inside_collective():
             result = original(*args, **kwargs)
         if isinstance(result, dist.Work):
             device = tensors[0].device if tensors else torch.device("cpu")
-            _record_completion(hooks, result, start, name, called, size, device, group)
+            _record_completion(hooks, result, start, name, of_unit, size, device, group)
+            if hooks.on_training_thread():
+                recorder.add_issuing(called)
         else:
             end = recorder.mark("exchange")
-            recorder.add("exchange", name, start, end, unit=called, bytes=size, step=step, group=group)
+            recorder.add("exchange", name, start, end, unit=of_unit, bytes=size, step=step, group=group)
             hooks.counts["exchange"] += 1
             if hooks.on_training_thread():
                 recorder.add_blocked(start, end)
@@ -191,6 +197,20 @@ def _around_wait(hooks: LoopHooks) -> Callable[..., Any]:
         return result
 
     return wait
+
+
+def _around_fsdp(hooks: LoopHooks) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = hooks.recorder
+        if torch.compiler.is_compiling() or not recorder.enabled or not hooks.on_training_thread():
+            return original(*args, **kwargs)
+        start = recorder.mark("wait")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.add_issuing(start)
+
+    return call
 
 
 def _record_completion(

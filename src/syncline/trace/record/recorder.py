@@ -10,7 +10,7 @@ import torch
 from syncline.trace.record.cpu_time import MAX_STEPS, StepCpuTimes
 from syncline.trace.record.cuda_clock import CudaClock
 from syncline.trace.record.postprocess import cut_blocked
-from syncline.trace.span import BLOCKED, STEP, Span
+from syncline.trace.span import BLOCKED, ISSUING, STEP, Span
 
 Mark = int | torch.cuda.Event | None
 """A moment: host nanoseconds, a CUDA event, or None while nothing is recorded."""
@@ -121,6 +121,14 @@ class Recorder:
         """The training thread (on CUDA: its stream) was blocked, so it did no forward, backward or data work."""
         self.add("wait", BLOCKED, start, end)
 
+    def add_issuing(self, start: Mark) -> None:
+        """The training thread has packed, started or unpacked a message since `start`, a mark of the lane `wait`.
+
+        Not where a GPU computes: there the host's time counts only while the GPU has nothing to do.
+        """
+        if self._cuda is None:
+            self.add("wait", ISSUING, start, self.mark("wait"))
+
     def span(self, lane: str, name: str = "", *, unit: str = "", bytes: int = 0) -> "SpanBlock":
         """Context manager that adds the span of its block."""
         return SpanBlock(self, lane, name or lane, unit, bytes)
@@ -141,6 +149,10 @@ class Recorder:
     def counts(self) -> tuple[int, int]:
         """The number of spans added so far, dropped ones included, and the number of steps."""
         return len(self._rows) + self.dropped, self._step_count
+
+    def last_steps(self, count: int) -> list[int]:
+        """The numbers of the last recorded steps, in order."""
+        return [row[3] for row in islice(reversed(self._steps), count)][::-1]
 
     @property
     def first_complete_step(self) -> int:

@@ -34,8 +34,9 @@ from syncline.trace.record.known_models import KnownModels
 from syncline.trace.record.loop_hooks import LoopHooks, TimedLoader
 from syncline.trace.record.overhead import recording_cost
 from syncline.trace.record.postprocess import finish_spans
-from syncline.trace.record.recorder import process_recorder
+from syncline.trace.record.recorder import Recorder, process_recorder
 from syncline.trace.record.sampling import IntervalChooser, Sampling, SharedSampling
+from syncline.trace.record.straggler_watch import StragglerWatch, watch_requested
 
 _ERROR_TIMEOUT_S = 4.0
 
@@ -46,10 +47,11 @@ _numbers = itertools.count()
 class Recording:
     """A recording in progress, or one that has stopped: then `written` says which file it wrote.
 
-    `start` makes it. All hooks are gone after `stop`. Training results are bit-identical with a recording and without.
+    `start` makes it; without a path it writes no trace. All hooks are gone after `stop`. Training results are
+    bit-identical with a recording and without.
     """
 
-    def __init__(self, path: Path, *, every: int | None, timeout_s: float, parts: bool) -> None:
+    def __init__(self, path: Path | None, *, every: int | None, timeout_s: float, parts: bool) -> None:
         self.path, self.every, self.timeout_s, self.parts = path, every, timeout_s, parts
         self.written: WrittenTrace | None = None
         self.stopped = False
@@ -63,6 +65,7 @@ class Recording:
         self._hooks: LoopHooks | None = None
         self._shared_sampling: SharedSampling | None = None
         self._crash_watch: CrashWatch | None = None
+        self._straggler_watch: StragglerWatch | None = None
         self._publishing, self._published = threading.Lock(), False
         self._cleanup = ExitStack()
         # Without a model and an optimizer the first optimizer step in this process shows where the training is.
@@ -72,7 +75,7 @@ class Recording:
     def __repr__(self) -> str:
         """The path and the state of the recording."""
         state = "stopped" if self.stopped else "recording" if self.started else "waiting for the first optimizer step"
-        return f"<Recording to {self.path}: {state}>"
+        return f"<Recording to {self.path or 'no file'}: {state}>"
 
     @property
     def started(self) -> bool:
@@ -121,12 +124,13 @@ class Recording:
             except Exception as second:
                 _log.warning("syncline: trace: a hook could not be removed: %s", first_line(second))
         if not already and hooks is not None and os.getpid() == self._process:
-            for helper in (self._shared_sampling, self._crash_watch):
+            for helper in (self._shared_sampling, self._crash_watch, self._straggler_watch):
                 if helper is not None:
                     helper.close()
             hooks.recorder.enabled = False
-            hooks.wait_for_exchanges()
-            self._publish(hooks, error)
+            if self.path is not None:
+                hooks.wait_for_exchanges()
+                self._publish(hooks, error)
         return None if self.written is None else self.written.path
 
     def give_up(self, error: Exception) -> None:
@@ -173,6 +177,7 @@ class Recording:
         return RankRecording(part, text, tuple(hooks.notes), peer_failed)
 
     def _write(self, recording: RankRecording, hooks: LoopHooks) -> WrittenTrace:
+        assert self.path is not None
         in_group = dist.is_initialized()
         attached = any(span.lane == "encode" for span in recording.part.spans)
         metadata: dict[str, Any] = {"strategy": "syncline" if attached else "ddp" if hooks.uses_ddp else "loop"}
@@ -203,6 +208,7 @@ class Recording:
         hooks.install()
         hook_collectives(hooks)
         self._hooks, self._known = hooks, KnownModels(hooks, self.give_up)
+        self._watch_stragglers(recorder)
         self.on_start()
         return hooks
 
@@ -211,11 +217,18 @@ class Recording:
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
             store = self._store()
-            if self._world > 1 and store is not None and self._crash_watch is None:
+            if self._world > 1 and store is not None and self._crash_watch is None and self.path is not None:
                 self._crash_watch = CrashWatch(store, self._after_crash)
+
+    def _watch_stragglers(self, recorder: Recorder) -> None:
+        store = self._store() if watch_requested() else None
+        if store is not None and self._world > 1 and self._straggler_watch is None:
+            self._straggler_watch = StragglerWatch(store, recorder, rank=self._rank, world=self._world)
 
     def _after_crash(self) -> None:
         """A peer's loop has failed, so this rank's loop will not come far."""
+        if self._straggler_watch is not None:
+            self._straggler_watch.close()  # it reads the same spans
         if self._hooks is not None:
             self._publish(self._hooks, None, peer_failed=True)
 
@@ -244,6 +257,7 @@ class Recording:
                     self._start(first.device)
             elif self._world == 1:
                 self._remember_rank()
+                self._watch_stragglers(self._hooks.recorder)
             if self._known is not None:
                 self._known.optimizer_stepped(optimizer)
         except Exception as error:

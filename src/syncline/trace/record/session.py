@@ -3,6 +3,7 @@
 `SYNCLINE_TRACE=path`, and optionally `SYNCLINE_TRACE_EVERY=n`, record a script that imports Syncline, and
 `python -m syncline.trace run` any script. An attached model is then recorded from its first step on, another loop from
 its second step on: the first one shows that this process trains, which a data loader's worker does not.
+`SYNCLINE_WATCH=1` names the straggler in the log meanwhile; alone, it records without writing a trace.
 """
 
 import atexit
@@ -25,6 +26,7 @@ from torch import nn
 from syncline.errors import UsageError
 from syncline.files import check_target, reason
 from syncline.trace.record.recording import Recording
+from syncline.trace.record.straggler_watch import watch_requested
 
 FOLDER = "syncline-trace"
 FILE = "trace.json.gz"
@@ -65,7 +67,7 @@ def start(
         raise UsageError("a recording is running: call syncline.trace.stop() first")
     models, optimizers = _as_list(model, nn.Module, "model"), _as_list(optimizer, torch.optim.Optimizer, "optimizer")
     if running is not None:
-        if running.started:
+        if running.started and running.path is not None:
             _log.warning(
                 "syncline: %s: the recording of %s ends, because the script starts its own", running.path, PATH
             )
@@ -111,17 +113,21 @@ def recording(
 
 
 def start_if_requested() -> None:
-    """Start a recording if the variable is set; called when `syncline` is imported and when a model is attached."""
-    if _ignored or not os.environ.get(PATH) or current() is not None:
+    """Start a recording if a variable asks for it; called when `syncline` is imported and when a model is attached."""
+    global _latest
+    if _ignored or not _requested() or current() is not None:
         return
-    started = start(os.environ[PATH], every=_every())
+    if os.environ.get(PATH):
+        started = start(os.environ[PATH], every=_every())
+    else:
+        _latest = started = Recording(None, every=_every(), timeout_s=0.0, parts=False)
     started.automatic, started.on_start = True, _stop_at_child_exit
     atexit.register(_stop_at_exit)
 
 
 def record_attached(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Record a model that was attached, if the variable is set."""
-    if _ignored or not os.environ.get(PATH):
+    """Record a model that was attached, if a variable asks for it."""
+    if _ignored or not _requested():
         return
     start_if_requested()
     if running := current():
@@ -135,6 +141,10 @@ def ignore_variables() -> None:
     running = current()
     if running is not None and not running.started:
         running.stop()
+
+
+def _requested() -> bool:
+    return bool(os.environ.get(PATH)) or watch_requested()
 
 
 def _as_list(given: Any, kind: type, what: str) -> list[Any]:
