@@ -1,1 +1,1 @@
-"""Freeze-and-shrink training of transformers: freeze policies; see docs/pipeline.md."""
+"""Freeze-and-shrink training of transformers; see docs/pipeline.md."""

@@ -1,0 +1,144 @@
+"""`StageRunner`: the passes of a batch through this rank's stages, for training and for evaluation.
+
+It belongs to one layout and one number of frozen sublayers; a reshape or a freeze makes a new one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncline.pipeline.blocks import Blocks
+from syncline.pipeline.forward import run_forward
+from syncline.pipeline.gradients import ReplicaGradients
+from syncline.pipeline.layout import Layout, frozen_sublayers
+from syncline.pipeline.mesh import Mesh
+from syncline.pipeline.micro_batches import MicroBatches, rows_needed, split
+from syncline.pipeline.schedule import make_schedule
+from syncline.pipeline.stage import Feed, Prefix, StageModule
+from syncline.trace import Recorder
+
+
+class StageRunner:
+    """Runs batches through this rank's stages; the gradients of a step go to `gradients`."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        layout: Layout,
+        mesh: Mesh,
+        gradients: ReplicaGradients,
+        *,
+        prefix: Prefix | None,
+        device: torch.device,
+        recorder: Recorder,
+    ) -> None:
+        """`prefix`: supplies the activations behind the frozen sublayers of the first stage."""
+        self._blocks, self._layout, self._mesh, self._gradients = blocks, layout, mesh, gradients
+        self._device, self._recorder = device, recorder
+        frozen = self.frozen = frozen_sublayers(blocks)
+        """The number of frozen sublayers."""
+        sublayers = blocks.cut()
+        self._modules = {
+            stage: StageModule(
+                [sublayers[at] for at in layout.stages[stage]],
+                frozen=max(0, min(frozen, layout.stages[stage].stop) - layout.stages[stage].start),
+                first=stage == 0,
+                prefix=prefix,
+                recorder=recorder if layout.shape.stages > 1 else None,
+            )
+            for stage in layout.stages_at(mesh.position)
+        }
+        self.forget_schedule()
+
+    def forget_schedule(self) -> None:
+        """Make a new schedule for the next batch, whose shape and number of micro-batches it then has."""
+        self._schedule: Any = None
+        self._rows = 0
+
+    def train(
+        self, batch: Sequence[Tensor], micro_batches: int, *, total: int, ids: Tensor | None, view: int
+    ) -> Tensor:
+        """Forward, backward and exchange of a step; returns this rank's part of the mean loss of the global batch.
+
+        `total` is the size of the global batch; `ids` and `view` are the numbers of the samples and of their
+        augmentation.
+        """
+        if self._layout.shape.stages == 1:
+            return self._train_whole(batch, total, ids, view)
+        rows = rows_needed(len(batch[0]), micro_batches)
+        if self._schedule is None or rows > self._rows:
+            self._schedule, self._rows = self._make_schedule(micro_batches), rows
+        self._feed_stages(split(batch, micro_batches, rows=self._rows), ids, view, total)
+        losses: list[Tensor] = []
+        sync = self._gradients.sync
+        with nullcontext() if sync is None else sync.no_sync():
+            self._run_schedule(micro_batches, losses)
+        self._gradients.exchange()
+        return self._mean(losses)
+
+    def outputs(self, batch: Sequence[Tensor], micro_batches: int) -> Iterator[tuple[Any, Sequence[Tensor]]]:
+        """The model's output and the targets of each micro-batch, on the rank that runs the last stage."""
+        batches = split(batch, micro_batches)
+        self._feed_stages(batches, None, 0, len(batch[0]))
+        outputs = run_forward(self._modules, self._layout, self._mesh, micro_batches=micro_batches, device=self._device)
+        for index, output in enumerate(outputs):
+            yield output[: batches.counts[index]], self._feed.targets(index)
+
+    def _train_whole(self, batch: Sequence[Tensor], total: int, ids: Tensor | None, view: int) -> Tensor:
+        """One stage: a plain forward and backward pass, which overlaps with the exchange."""
+        (module,) = self._modules.values()
+        self._feed_stages(split(batch, 1), ids, view, total)
+        only = torch.tensor(0)
+        with self._recorder.span("forward"):
+            loss = self._loss(module(only), only)
+        with self._recorder.span("backward"):
+            loss.backward()
+        return self._mean([loss])
+
+    def _mean(self, losses: Iterable[Tensor]) -> Tensor:
+        loss = torch.zeros((), device=self._device, dtype=torch.float64)
+        for part in losses:
+            loss += part.detach()
+        return loss / self._layout.shape.replicas
+
+    def _make_schedule(self, micro_batches: int) -> Any:
+        return make_schedule(
+            self._layout.schedule,
+            list(self._modules.items()),
+            stages=len(self._layout.stages),
+            frozen_stages=self._layout.frozen_stages(self.frozen),
+            micro_batches=micro_batches,
+            group=self._mesh.pipe,
+            device=self._device,
+            recorder=self._recorder,
+            loss=self._loss,
+        )
+
+    def _run_schedule(self, micro_batches: int, losses: list[Tensor]) -> None:
+        indices = torch.arange(micro_batches)
+        args = (indices,) if 0 in self._modules else ()
+        if len(self._layout.stages) - 1 in self._modules:
+            self._schedule.step(*args, target=indices, losses=losses, return_outputs=False)
+        else:
+            self._schedule.step(*args, return_outputs=False)
+
+    def _loss(self, output: Any, index: Tensor) -> Tensor:
+        """The loss of the real samples of a micro-batch, by their share of the batch."""
+        assert self._blocks.loss is not None
+        count = self._feed.batches.counts[int(index)]
+        if not count:
+            nothing: Tensor = (output * 0).sum()
+            return nothing
+        real = output[:count] if isinstance(output, Tensor) else tuple(part[:count] for part in output)
+        loss = self._blocks.loss(real, *self._feed.targets(int(index)))
+        return loss * (count * self._layout.shape.replicas / self._total)
+
+    def _feed_stages(self, batches: MicroBatches, ids: Tensor | None, view: int, total: int) -> None:
+        if ids is not None:
+            ids = torch.cat([part for (part,) in split([ids], len(batches.counts), rows=batches.rows).parts])
+        self._feed, self._total = Feed(batches, ids, view, inputs=self._blocks.inputs), total
+        for module in self._modules.values():
+            module.feed = self._feed

@@ -1,0 +1,95 @@
+"""Pipelines of real ranks: gradients and losses of every schedule and shape against a single process."""
+
+import copy
+
+import pytest
+import torch
+from pipelines import batch_of, freeze, reference, workload
+
+from ranks import run_ranks
+from syncline.pipeline.blocks import Blocks
+from syncline.pipeline.layout import frozen_sublayers
+from syncline.pipeline.run import Pipeline
+from syncline.pipeline.schedule import SCHEDULES, Stage
+
+VIT, BERT, LM = "vit(size=tiny)", "bert(size=tiny, layers=4)", "transformer(size=tiny, task=lm)"
+
+
+def gradients_match(pipe, expected, data, frozen, samples):
+    """One step of the pipeline against the reference: (largest difference, names held, gradients sent by stage)."""
+    sent = {}
+    send = Stage.get_bwd_send_ops
+
+    def counting(stage, chunk):
+        ops = send(stage, chunk)
+        sent[stage.stage_index] = sent.get(stage.stage_index, 0) + len(ops)
+        return ops
+
+    indices = torch.arange(samples)
+    loss, expected = expected
+    mine = indices[list(pipe.share(samples))]
+    freeze(pipe.blocks, frozen)
+    Stage.get_bwd_send_ops = counting
+    try:
+        got = pipe.train_batch(batch_of(data, mine), total=samples)
+    finally:
+        Stage.get_bwd_send_ops = send
+    assert abs(float(got - loss)) < 1e-12
+    held = {name: p for name, p in pipe.blocks.model.named_parameters() if p.numel()}
+    worst = 0.0
+    for name, p in held.items():
+        assert (p.grad is not None) == (name in expected), name
+        if p.grad is not None:
+            worst = max(worst, float((p.grad - expected[name]).abs().max()))
+    pipe.optimizer.zero_grad()
+    frozen_stages = pipe.layout.frozen_stages(frozen_sublayers(pipe.blocks))
+    assert not any(count for stage, count in sent.items() if stage <= frozen_stages), "a frozen stage gets no gradient"
+    return worst, sorted(held), frozen_stages
+
+
+def _all_cases(rank, world, cases):
+    out, known = {}, {}
+    for case in cases:
+        spec, schedule, stages, frozen, samples = case
+        if spec not in known:
+            known[spec] = workload(spec)
+        model, data = known[spec]
+        about = (spec, frozen, samples)
+        if about not in known:
+            known[about] = reference(copy.deepcopy(model), batch_of(data, torch.arange(samples)), frozen)
+        mine = copy.deepcopy(model)
+        pipe = Pipeline(Blocks.of(mine), torch.optim.SGD(mine.parameters(), lr=0.1), stages=stages, schedule=schedule)
+        try:
+            out[case] = gradients_match(pipe, known[about], data, frozen, samples)
+        finally:
+            pipe.close()
+    return out
+
+
+def check(ranks, cases, **options):
+    results = run_ranks(_all_cases, ranks, cases, **options)
+    for case in cases:
+        names = {name for name, _ in workload(case[0])[0].named_parameters()}
+        held = set().union(*(result[case][1] for result in results))
+        assert held == names, f"{case}: every parameter is held by some rank"
+        assert max(result[case][0] for result in results) < 1e-12, case
+    return [results[0][case][2] for case in cases]
+
+
+def test_gradients_of_every_schedule_are_those_of_one_process():
+    shapes = [(2, 0), (4, 3)] * 3
+    cases = [(VIT, name, *shape, 8) for name, shape in zip(SCHEDULES, shapes, strict=True)]
+    cases += [(VIT, "zero-bubble", 2, 3, 8), (VIT, "interleaved", 4, 0, 8)]
+    others = [(BERT, "1f1b", 4, 1, 13), (VIT, "gpipe", 4, 3, 3), (VIT, "1f1b", 1, 3, 3)]
+    frozen_stages = check(4, [*cases, *others])
+    assert max(frozen_stages) >= 1, "whole stages are frozen in some cases"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 2), (8, 4), (16, 4)])
+@pytest.mark.parametrize("spec", [VIT, BERT, LM])
+def test_gradients_of_every_shape(ranks, stages, spec):
+    most = len(Blocks.of(workload(spec)[0]).cut())
+    schedules = [name for name, kind in SCHEDULES.items() if kind.per_rank * stages <= most]
+    cases = [(spec, name, stages, frozen, 16) for name in schedules for frozen in (0, 3)]
+    check(ranks, [*cases, (spec, "1f1b", stages, 1, 13)], timeout=300)
