@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = "--disable-background-networking --disable-component-update --disable-sync --no-first-run"
+from chromium import CHROMIUM, OPTIONS
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
+    if CHROMIUM is None:
         pytest.skip("needs Chromium")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as play:
-        chromium = play.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu", *QUIET.split()]
-        )
+        chromium = play.chromium.launch(executable_path=str(CHROMIUM), args=list(OPTIONS))
         yield chromium
         chromium.close()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from syncline.bench.codecs import table as codecs_table
-from syncline.bench.convergence import table as convergence_table
 from syncline.bench.overlap import table as overlap_table
+from syncline.bench.quality import table as quality_table
 from syncline.report.bench_pages import Table, sweep_page
 
 pytestmark = pytest.mark.browser
@@ -44,11 +44,15 @@ def test_codecs_have_a_line_each_and_one_legend(visit: Any) -> None:
 
 
 def test_every_codec_has_its_loss_beside_the_dense_one(visit: Any) -> None:
-    made = result("convergence.json")
-    page = visit(convergence_table.page(made))
-    assert page.locator(".chart").count() == len(made["rows"]) - 1
-    assert page.locator("#chart-loss-1 .line").count() == 2
-    lossy = [row["codec"] for row in made["rows"] if not row["within_a_point"]]
+    made = result("quality.json")
+    page = visit(quality_table.page(made))
+    codecs = {(row["task"], row["network"], row["codec"], phase) for row in made["rows"] for phase in row["loss"]}
+    assert page.locator(".chart").count() == len([codec for *_, codec, _ in codecs if codec != "none"])
+    first = next(row for row in made["rows"] if row["codec"] != "none")
+    same = [row for row in made["rows"] if (row["task"], row["network"]) == (first["task"], first["network"])]
+    shown = [row for row in same if row["codec"] in ("none", first["codec"])]
+    assert page.locator("#chart-loss-0-1 .line").count() == len(shown), "a line for each seed, also of dense"
+    lossy = [row["task"] for row in made["summary"] if row["verdict"] in quality_table.BAD]
     assert page.locator("tr.crashed th").all_text_contents() == lossy
 
 

@@ -35,6 +35,8 @@ BROKEN_WORDS = """() => {
   }
   return broken;
 }"""
+OVERFLOWING_CELLS = """() => [...document.querySelectorAll("th, td")]
+  .filter((cell) => cell.offsetParent && cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent)"""
 COLOURS = """() => {
   const found = {};
   for (const name of document.querySelectorAll("bdi")) {
@@ -44,6 +46,9 @@ COLOURS = """() => {
   }
   for (const label of document.querySelectorAll(".bars .label")) {
     (found[label.textContent] ??= []).push(getComputedStyle(label.previousElementSibling).fill);
+  }
+  for (const lane of document.querySelectorAll(".lanes li")) {
+    (found[`lane ${lane.textContent}`] ??= []).push(getComputedStyle(lane.firstChild).backgroundColor);
   }
   return found;
 }"""
@@ -78,16 +83,21 @@ def overlap(folder: Path) -> Path:
 def test_nothing_overflows_and_no_word_is_broken(tmp_path: Path, visit_file: Any, page_of: Any, width: int) -> None:
     page = visit_file(page_of(tmp_path), width=width)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.locator("#two").scroll_into_view_if_needed()  # it is drawn when it is seen
+    page.locator("#two table").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(BROKEN_WORDS) == []
+    assert page.evaluate(OVERFLOWING_CELLS) == []
     picture = page.screenshot(full_page=True, path=tmp_path / f"{page_of.__name__}-{width}.png")
     assert len(picture) > 30_000
 
 
-def test_a_strategy_has_one_colour_everywhere(tmp_path: Path, visit_file: Any) -> None:
+def test_a_strategy_and_a_lane_have_one_colour_everywhere(tmp_path: Path, visit_file: Any) -> None:
     colours: dict[str, set[str]] = {}
-    for page_of in (report, overlap):
-        for name, shades in visit_file(page_of(tmp_path)).evaluate(COLOURS).items():
+    for page_of in (report, view, overlap):
+        found = visit_file(page_of(tmp_path)).evaluate(COLOURS)
+        assert {"lane forward", "lane exchange"} <= found.keys(), page_of.__name__
+        for name, shades in found.items():
             colours.setdefault(name, set()).update(shades)
     assert {"ddp", "single", LONG} <= colours.keys()
     assert {name: shades for name, shades in colours.items() if len(shades) > 1} == {}

@@ -117,7 +117,7 @@ def test_a_minimal_file_renders() -> None:
 def test_sections_appear_when_they_have_something_to_show() -> None:
     ids = lambda page: set(re.findall(r'<section id="(\w+)"', page))  # noqa: E731
     full = ids(render_html(samples.results(samples.run("single"), samples.run("ddp"), samples.crashed())))
-    assert full == set(SECTIONS) - {"scaling", "timeline"}
+    assert full == set(SECTIONS) - {"scaling", "timeline", "changes"}
     assert "scaling" in ids(render_html(samples.scaling()))
     assert ids(render_html(samples.results(samples.crashed()))) == {"verdicts", "summary", "crashes", "setup"}
 

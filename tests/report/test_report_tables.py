@@ -1,6 +1,7 @@
 """Console tables: they fit, they hold the figures, and hostile strings stay inert."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -49,3 +50,15 @@ def test_hostile_strings_reach_the_terminal_inert() -> None:
 def test_a_single_run_and_no_run_print() -> None:
     assert "takes 990 ms per step" in printed(samples.results(samples.run("ddp")), 80)
     assert "Nothing was run" in printed({**samples.results(), "runs": []}, 80)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_long_names_are_broken_between_words(width: int) -> None:
+    name = "syncline(my_codec:blocksign(block=64) | bf16, plan=first)"
+    table = tables.simple_table("", ["strategy", "step", "wire"], [[name, "12.3 ms", "1.20 MB"]])
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    words = re.findall(r"\w+", "\n".join(lines[2:]))
+    assert [word for word in re.findall(r"\w+", name) if word not in words] == []

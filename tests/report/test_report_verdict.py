@@ -45,6 +45,13 @@ def test_a_straggler_is_named() -> None:
     assert "50% of it is waiting for a late rank (rank 1 is the late one" in said(samples.results(run), "ddp")
 
 
+def test_changes_of_codecs_are_named() -> None:
+    run = samples.run("syncline(auto)")
+    assert "changed codecs" not in said(samples.results(run), "syncline(auto)")
+    run["guarded_at"] = [29, 44]
+    assert "It changed codecs after step 29, 44, because of the errors" in said(samples.results(run), "syncline(auto)")
+
+
 def test_a_crash_names_rank_steps_and_reason() -> None:
     results = samples.results(samples.run("ddp"), samples.crashed(steps=17))
     text = said(results, "ddp-powersgd(rank=4)")

@@ -1,6 +1,7 @@
 """One conformance suite: every registered strategy passes the same tests; a new one adds a line to `SPECS`."""
 
 import copy
+import re
 import time
 
 import pytest
@@ -30,11 +31,25 @@ SPECS = {
     "server(servers=2, part_mb=0.0001)": (2, 1e-6),
     "ddp": (3, 1e-6),
     "ddp(bucket_mb=0.001)": (2, 1e-6),
+    "ddp(static_graph=true)": (2, 1e-6),
     "ddp-bf16": (3, 2e-2),
     "ddp-fp16": (3, 2e-3),
     "ddp-powersgd(rank=2)": (2, 1e-6),  # dense in its first steps
+    "ddp-powersgd(rank=2, batch=true)": (2, 1e-6),
+    "horovod": (3, 1e-6),
+    "horovod(fusion_mb=0.0001, cycle_ms=0)": (2, 1e-6),
+    "byteps": (3, 1e-6),
+    "byteps(part_mb=0.00002, credit=2)": (4, 1e-6),
+    "ring-dgc(ratio=1, warmup=0)": (3, 1e-6),
     "syncline": (3, 1e-6),
+    "syncline(schedule=serial)": (2, 1e-6),
+    "syncline(schedule=fifo)": (2, 1e-6),
+    "syncline(schedule=ordered)": (2, 1e-6),
+    "syncline(schedule=batched)": (2, 1e-6),
+    "syncline(schedule=barrier)": (2, 1e-6),
     "syncline(bf16, carrier=ring)": (2, 2e-2),
+    "syncline(bf16, hierarchical(node=2))": (3, 2e-2),
+    "syncline(none, server(servers=2, dedicated=true))": (2, 1e-6),
     "syncline(warmup(powersgd(rank=2), steps=2))": (3, 1e-6),  # dense in its first steps
 }
 
@@ -80,9 +95,8 @@ def _mean(rank, world_size, spec, workers):
         model.spare = None
     group = torch.distributed.new_group(list(range(workers)))
     context = Context(rank=rank, workers=workers, recorder=recorder, group=group)
-    parameters = [p for p in model.parameters() if p.requires_grad]
     if rank >= workers:
-        strategy.serve([parameters], context, steps=2)
+        strategy.serve([model], context, steps=2)
         return None
     shards = [torch.randn(4, 7, generator=torch.Generator().manual_seed(r)) for r in range(workers)]
     expected = copy.deepcopy(model).double()
@@ -149,10 +163,10 @@ def _train(rank, world_size, spec, models, workers, folder):
         recorder = Recorder(rank=rank)
         context = Context(rank=rank, workers=workers, recorder=recorder, group=group)
         workload = build(model, DATA.get(model, "auto"), seed=1)
-        trainable = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
         if rank >= workers:
-            strategy.serve(trainable, context, steps=2)
+            strategy.serve([phase.module for phase in workload.phases], context, steps=2)
             continue
+        trainable = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
         optimizers = [load_optimizer(phase.optimizer, phase.module.parameters()) for phase in workload.phases]
         pairs = zip(workload.phases, optimizers, strict=True)
         loop = Loop(
@@ -171,7 +185,8 @@ def _train(rank, world_size, spec, models, workers, folder):
                 recorder,
                 batch=4 * workers,
                 phases=len(workload.phases),
-                synchronised_bytes=0,
+                steps=1,
+                log_every=0,
                 progress=lambda _: None,
             ),
         )
@@ -187,12 +202,14 @@ def _train(rank, world_size, spec, models, workers, folder):
     return seen
 
 
-WHOLE_TABLE = [s for s in SPECS if "part_mb" not in s and "bucket" not in s]
+WHOLE_TABLE = [s for s in SPECS if not re.search("part_mb|bucket|static|batch|fusion|schedule", s)]
 
 
 def models_of(spec):
-    """All models under `all-reduce`; under every other strategy two: the last one, and another one each time."""
-    return MODELS if spec == "all-reduce" else [MODELS[WHOLE_TABLE.index(spec) % (len(MODELS) - 1)], MODELS[-1]]
+    """All models under `all-reduce`, another one under each of the others, two also with the last one."""
+    if spec == "all-reduce":
+        return MODELS
+    return [MODELS[WHOLE_TABLE.index(spec) % (len(MODELS) - 1)], *[MODELS[-1]] * (spec in ("ddp", "syncline"))]
 
 
 @pytest.mark.timeout(300)
@@ -221,6 +238,11 @@ def test_models_train_under_strategies(spec, models, tmp_path):
         ("server(servers=0)", "servers >= 1"),
         ("ddp-powersgd(rank=0)", "rank >= 1"),
         ("ddp(bucket_mb=0)", "must be positive"),
+        ("horovod(fusion_mb=0)", "fusion_mb > 0"),
+        ("byteps(credit=0)", "credit >= 1"),
+        ("ring-dgc(ratio=2)", "ratio in 0..1"),
+        ("syncline(schedule=ffio)", "did you mean 'fifo'"),
+        ("syncline(auto, schedule=fifo)", "leave auto and file out"),
         ("ring(x=1)", "takes"),
         ("ddp | ring", "is a chain"),
     ],
@@ -263,6 +285,7 @@ def _late_for_buffers(rank, world_size):
     return forward / 1e6, buffers[-1] / 1e6
 
 
+@pytest.mark.alone
 def test_waiting_for_buffers_inside_forward_is_no_forward_work_with_ddp():
     (_, _), (forward, buffers) = run_ranks(_late_for_buffers, 2)
     assert buffers > 40

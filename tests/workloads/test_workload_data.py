@@ -10,7 +10,10 @@ import torch
 from workload_cases import TINY, train
 
 from syncline.errors import UsageError
+from syncline.train.data import Need, load_data
 from syncline.train.data.counter import bits, uniform
+from syncline.train.data.images import choose, class_range
+from syncline.train.data.shapes import coverage
 from syncline.train.workload import DATA, build, load_optimizer
 
 GENERATED = [
@@ -82,6 +85,23 @@ def test_shapes_are_balanced_and_scaled() -> None:
     assert images.shape == (2000, 3, 32, 32)
     assert abs(float(images.mean())) < 0.5
     assert 0.5 < float(images.std()) < 1.5
+
+
+def test_some_classes_are_the_same_images_with_labels_from_0() -> None:
+    need = Need("images")
+    some = load_data("shapes(classes='5-9', train=200)", need, model="vit", seed=0)
+    _, labels = some.train.batch(torch.arange(200))
+    assert (some.classes, sorted(set(labels.tolist()))) == (5, [0, 1, 2, 3, 4])
+    plus = coverage(torch.full((1,), 5), torch.full((1, 20), 0.5), size=32)
+    assert not torch.equal(plus, coverage(torch.zeros(1).long(), torch.full((1, 20), 0.5), size=32))
+    stored = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1), torch.arange(10) % 5
+    kept, renamed = choose(stored, class_range("2-3", 5), most=3)
+    assert (kept.flatten().tolist(), renamed.tolist()) == ([2, 3, 7], [0, 1, 0])
+    for text in ("5", "3-3", "4-2", "8-12", "a-b"):
+        with pytest.raises(UsageError, match="first and last, such as classes='0-4' of 10"):
+            load_data(f"shapes(classes='{text}')", need, model="vit", seed=0)
+    with pytest.raises(UsageError, match="there are 4 training images"):
+        choose(stored, range(2, 4), most=9)
 
 
 def test_shapes_are_learnable() -> None:

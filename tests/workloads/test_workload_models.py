@@ -16,6 +16,7 @@ PUBLISHED = [
     ("vit(size=b16)", "synthetic", 86_567_656, 330, 9, 152),
     ("bert(size=base, head=pretraining)", "synthetic", 110_106_428, 420, 89, 206),
     ("transformer(size=base)", "synthetic", 61_399_040, 234, 66, 185),
+    ("gpt2(size=small)", "synthetic", 124_439_808, 475, 147, 148),
     ("lstm(size=paper)", "synthetic", 85_974_278, 328, 190, 10),
     ("ugatit-light(size=paper)", "unpaired", 134_021_248, 511, 128, 148),
 ]
@@ -117,6 +118,7 @@ def test_shards_average_to_the_whole_batch(model: str) -> None:
         ("bert(head=nothing)", "auto", "classification, qa, pretraining"),
         ("bert(head=qa)", "text(seq=4096)", "at most 128 tokens"),
         ("bert(layers=0)", "auto", "1 to 96"),
+        ("gpt2", "text(seq=4096)", "2 to 128 tokens"),
         ("lstm(size=big)", "auto", "tiny, paper"),
         ("transformer(task=poetry)", "auto", "translation, lm"),
         ("ugatit-light", "unpaired(image_size=16)", "32x32 or more"),

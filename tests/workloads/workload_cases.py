@@ -17,6 +17,7 @@ TINY = [
     ("transformer(task=translation)", "text(megabytes=0.1)"),
     ("transformer(task=lm)", "text(megabytes=0.1)"),
     ("lstm", "text(megabytes=0.1, tokens=bytes)"),
+    ("gpt2", "text(megabytes=0.1)"),
     ("ugatit-light(width=2)", "unpaired"),
 ]
 

@@ -1,10 +1,9 @@
-"""Pages of the benchmarks (`bench codecs`, `convergence`, `overlap`) and of `simulate --sweep`.
+"""Pages of the benchmarks (`bench codecs`, `quality`, `models`, `overlap` ...) and of `simulate --sweep`.
 
 A page is charts, a table and, for overlap, two steps on one time scale. These functions turn a benchmark's result into
 plain data; `assets/bench.html.j2` and `assets/js/plots.js` draw it with the frame, styles and charts of the report.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,6 @@ from syncline.trace.span import STEP, Span
 
 Row = Mapping[str, Any]
 
-_MAX_POINTS = 200
-"""Points of a loss curve in a page."""
-_SMOOTH = 20
-"""Steps over which a loss curve is averaged."""
 _SERIES = (("dense", "dense_ms", 9), ("bf16", "bf16_ms", 0), ("best compressed", "ms", 1))
 """Lines of a sweep: name, key in its rows, colour."""
 
@@ -74,19 +69,27 @@ def codecs_page(result: Row, table: Table) -> str:
     return _render("Speed of codecs", groups, table, names, facts=_facts(result))
 
 
-def convergence_page(result: Row, table: Table) -> str:
-    """The page of `bench convergence`: the training loss under every codec beside the dense loss."""
-    dense, *others = result["rows"]
-    plots = [_loss_plot(number, row, dense) for number, row in enumerate(others, 1)]
-    group = Group(
-        f"Training loss over steps, mean of {_SMOOTH} steps",
-        plots,
-        key=[("dense", "ideal"), ("the codec", "s0")],
-        small=True,
-    )
-    facts = [*(f"{key} {value}" for key, value in result["setting"].items()), *_facts(result)]
-    names = [row["codec"] for row in result["rows"]]
-    return _render("Convergence under every codec", [group] if plots else [], table, names, facts=facts)
+def quality_page(result: Row, table: Table, *, note: str) -> str:
+    """The page of `bench quality`: for each task the loss under every codec beside the dense loss, over all seeds."""
+    rows: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in result["rows"]:
+        rows.setdefault((row["task"], row["network"]), {}).setdefault(row["codec"], []).append(row)
+    groups, names = [], ["dense"]
+    for number, ((task, network), by_codec) in enumerate(rows.items()):
+        plots: list[dict[str, Any]] = []
+        for codec, ours in by_codec.items():
+            if codec == "none" or "none" not in by_codec:
+                continue
+            for phase in ours[0]["loss"]:
+                label = codec if len(ours[0]["loss"]) == 1 else f"{codec}, {phase}"
+                names.append(f"{task}: {label}")
+                key = f"loss-{number}-{len(plots) + 1}"
+                plots.append(_loss_plot(key, label, len(names) - 1, ours, by_codec["none"], phase=phase))
+        where = f" on links of {network}, over seconds" if network else ", over steps"
+        colours = [("dense", "ideal"), ("the codec", "s0")]
+        if plots:
+            groups.append(Group(f"{task}: training loss of each seed{where}", plots, key=colours, small=True))
+    return _render("Quality of training under every codec", groups, table, names, facts=_facts(result), notes=[note])
 
 
 def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
@@ -119,6 +122,47 @@ def overlap_page(result: Row, table: Table, *, sentences: Sequence[str]) -> str:
             "Bound: the longer of compute alone (all ranks at once, nothing exchanged) and the bytes on a rank's link"
             " at the measured rate. A ratio compares turns of the same round; the table has the median of the rounds."
             " A star marks the best bucket size."
+        ],
+    )
+
+
+def models_page(result: Row, table: Table) -> str:
+    """The page of `bench models`: the throughput of every strategy, a chart for each model and bandwidth."""
+    timed = [row for row in result["rows"] if row["samples_per_s"]]
+    names = list(dict.fromkeys(row["strategy"] for row in timed))
+    colors = dict(zip(names, palette(names), strict=True))
+    cells = dict.fromkeys((row["model"], row["bandwidth"]) for row in timed)
+    plots = [
+        {
+            "id": f"models-{number}",
+            "kind": "bars",
+            "title": f"{model}, {network}",
+            "rows": [
+                {
+                    "color": colors[row["strategy"]],
+                    "label": row["strategy"],
+                    "note": f"{significant(row['samples_per_s'])} samples/s",
+                    "value": rounded(row["samples_per_s"]),
+                }
+                for row in timed
+                if (row["model"], row["bandwidth"]) == (model, network)
+            ],
+        }
+        for number, (model, network) in enumerate(cells)
+    ]
+    setting = result["setting"]
+    facts = [f"models of size {setting['size']}", f"{setting['nodes']} nodes", f"{setting['rounds']} rounds in turn"]
+    return _render(
+        "Models, strategies and networks",
+        [Group("Samples per second", plots, small=True)] if plots else [],
+        table,
+        facts=[*facts, *_facts(result)],
+        cautions=result["warnings"],
+        notes=[
+            "vs ddp: DDP's step / this step in the same round, median and range over the rounds. Sent: bytes per step"
+            " of the busiest rank. Memory: peak of the rank with the most. Loss: mean of five steps at the last step"
+            " that all strategies of the contest have reached, beside DDP's; a few dozen steps say nothing about the"
+            " end of a training."
         ],
     )
 
@@ -159,17 +203,81 @@ def sweep_page(rows: Sequence[Row], pays: Sequence[Row], table: Table, *, title:
     return _render(title, [group], table, [name for name, _, _ in _SERIES])
 
 
-def smooth(values: Sequence[float], window: int = _SMOOTH) -> list[float]:
-    """The mean of the last `window` values at each place.
+def networks_page(result: Row, points: Mapping[str, Sequence[tuple[float, float]]], table: Table) -> str:
+    """The page of `bench overhead --never-slower` on a GPU: the step over the bandwidth of the links, and all claims.
 
-    >>> smooth([1.0, 2.0, 3.0], window=2)
-    [1.0, 1.5, 2.5]
+    `points`: by way of training, pairs of bits per second and milliseconds.
     """
-    out, total = [], 0.0
-    for i, value in enumerate(values):
-        total += value - (values[i - window] if i >= window else 0.0)
-        out.append(total / min(i + 1, window))
-    return out
+    ends = sorted({bits for line in points.values() for bits, _ in line})
+    plot = _lines(
+        "networks",
+        "Step time over the bandwidth of the links",
+        [{"run": run, "points": sorted(_point(*point) for point in line)} for run, line in enumerate(points.values())],
+        x={"name": "bandwidth", "log": True, "ticks": ends, "format": "bandwidth"},
+        y={"log": True, "format": "duration"},
+        legend=True,
+    )
+    groups = [Group("ResNet-50 on links of any speed", [plot])] if ends else []
+    return _render("Never slower than torch", groups, table, list(points), facts=_facts(result))
+
+
+def pipeline_page(result: Row, table: Table, more: Sequence[tuple[str, Table]], *, sentences: Sequence[str]) -> str:
+    """The page of `bench pipeline`: accuracy, frozen blocks, stages and replicas of each way over time."""
+    rows = result["rows"]
+    names = [*(row["name"] for row in rows), *_SHAPE]
+    scored = [(run, row) for run, row in enumerate(rows) if row["accuracy"] is not None]
+    curves = _lines(
+        "accuracy",
+        "Test accuracy over seconds of training, evaluation not counted",
+        [{"run": run, "points": _accuracies(row["epochs"])} for run, row in scored],
+        x={"name": "seconds", "format": "number"},
+        y={"format": "percent"},
+        legend=True,
+    )
+    shapes = [
+        _lines(
+            f"shape-{run}",
+            row["name"],
+            [
+                {"run": len(rows) + at, "cls": f"s{at}", "points": _steps_over_time(row["epochs"], key)}
+                for at, key in enumerate(_SHAPE.values())
+            ],
+            x={"name": "seconds", "format": "number"},
+            y={"zero": True, "format": "count"},
+            height=200,
+        )
+        for run, row in enumerate(rows)
+        if row["epochs"][-1]["frozen"]
+    ]
+    key = [(name, f"s{at}") for at, name in enumerate(_SHAPE)]
+    note = "A step in the lines is a freeze or a reshape; its length is its cost. The table of changes has the figures."
+    groups = [
+        *([Group("Accuracy", [curves])] if scored else []),
+        *([Group("Frozen blocks, stages and replicas", shapes, key=key, small=True, note=note)] if shapes else []),
+    ]
+    setting = result["setting"]
+    facts = [f"{setting['model']}, batch {setting['batch']} in all", f"{setting['ranks']} ranks", *_facts(result)]
+    return _render(
+        "Freeze-and-shrink pipelines", groups, table, names, more=more, facts=facts, sentences=sentences,
+        cautions=result["warnings"],
+    )  # fmt: skip
+
+
+_SHAPE = {"frozen blocks": "frozen", "stages": "stages", "replicas": "replicas"}
+"""Lines of the chart of a run's shape: name, and key in its epochs."""
+
+
+def _accuracies(epochs: Sequence[Row]) -> list[list[float | None]]:
+    return [_point(row["seconds"] - row.get("change_s", 0.0), row["accuracy"]) for row in epochs]
+
+
+def _steps_over_time(epochs: Sequence[Row], key: str) -> list[list[float | None]]:
+    """A value of each epoch as a line: level during the epoch, and sloped while it changes."""
+    points, start = [], 0.0
+    for row in epochs:
+        points += [_point(start, row[key]), _point(row["seconds"] - row.get("change_s", 0.0), row[key])]
+        start = row["seconds"]
+    return points
 
 
 def _render(
@@ -180,13 +288,25 @@ def _render(
     *,
     spans: Sequence[dict[str, Any]] = (),
     pair: Sequence[str] = (),
+    more: Sequence[tuple[str, Table]] = (),
     **texts: Sequence[str],
 ) -> str:
-    """The page as text. `names` are the lines of the charts; `texts` are facts, sentences, cautions and notes."""
+    """The page as text. `names` are the lines of the charts; `texts` are facts, sentences, cautions and notes.
+
+    `more` has further tables with their headings.
+    """
     plots = [plot for group in groups for plot in group.plots]
     runs = [{"label": name, "color": color} for name, color in zip(names, palette(names), strict=True)]
     data = {"parts": parts(), "runs": runs, "plots": plots, "pair": list(pair)}
-    page = {"groups": groups, "table": table, "facts": (), "sentences": (), "cautions": (), "notes": (), **texts}
+    page = {
+        "groups": groups,
+        "tables": [("Figures", table), *more],
+        "facts": (),
+        "sentences": (),
+        "cautions": (),
+        "notes": (),
+        **texts,
+    }
     return render("bench.html.j2", data, spans=spans, charts="plots", title=title, version=__version__, page=page)
 
 
@@ -203,17 +323,27 @@ def _point(x: float, y: float) -> list[float | None]:
     return [x, rounded(finite(y))]
 
 
-def _loss_plot(number: int, row: Row, dense: Row) -> dict[str, Any]:
-    ours, theirs = smooth(row["loss"]), smooth(dense["loss"])
-    # A curve that diverges leaves the chart at the top, so that the others can be read.
-    top = max([v for v in (*theirs, *ours[:1]) if math.isfinite(v)] or [1.0]) * 1.1
-    stride = max(1, math.ceil(max(len(ours), len(theirs)) / _MAX_POINTS))
+def _loss_plot(
+    key: str, label: str, number: int, ours: Sequence[Row], dense: Sequence[Row], *, phase: str
+) -> dict[str, Any]:
+    """The loss curves of all seeds; over seconds where they were measured."""
+    timed = bool(ours[0]["seconds"])
     series = [
-        {"run": run, "cls": css, "points": [_point(i + 1, v) for i, v in enumerate(losses)][::stride]}
-        for run, css, losses in ((0, "ideal", theirs), (number, "s0", ours))
+        {"run": run, "cls": css, "points": _curve(row, phase)}
+        for run, css, rows in ((0, "ideal", dense), (number, "s0", ours))
+        for row in rows
     ]
-    x, y = {"name": "step", "format": "count"}, {"zero": True, "format": "number"}
-    return _lines(f"loss-{number}", row["codec"], series, x=x, y=y, cap=rounded(top), height=200)
+    # A curve that diverges leaves the chart at the top, so that the others can be read.
+    known = [y for row in dense for y in map(finite, row["loss"][phase]) if y is not None]
+    x = {"name": "seconds" if timed else "step", "format": "number" if timed else "count"}
+    cap = rounded(max(known or [1.0]) * 1.1)
+    return _lines(key, label, series, x=x, y={"zero": True, "format": "number"}, cap=cap, height=200)
+
+
+def _curve(row: Row, phase: str) -> list[list[float | None]]:
+    window, losses = row["window"], row["loss"][phase]
+    ends = row["seconds"] or [min((number + 1) * window, row["steps"]) for number in range(len(losses))]
+    return [_point(end, loss) for end, loss in zip(ends, losses, strict=True)]
 
 
 def _step_bar(row: Row, color: int) -> dict[str, Any]:

@@ -32,8 +32,8 @@ TIMELINES = (
 )  # fmt: skip
 """Files in `assets/css` and `assets/js`, in the order in which they are joined; `TIMELINES` only with spans."""
 SECTIONS = (
-    "verdicts", "summary", "timeline", "scaling", "loss", "time", "shares", "wire", "startup", "ranks", "crashes",
-    "setup",
+    "verdicts", "summary", "timeline", "changes", "scaling", "loss", "time", "shares", "wire", "startup", "ranks",
+    "crashes", "setup",
 )  # fmt: skip
 """Templates in `assets/sections`, in the page's order. A section without content renders nothing."""
 
@@ -47,9 +47,10 @@ def render_html(results: Results, *, folder: Path | None = None, new_trace: Trac
     """The report page as text. With the run folder, it includes the timelines of the traces found there."""
     content = page(results)
     found = Traces() if folder is None else traces(results, folder, new_trace=new_trace)
+    shapes = [{"id": f"shape-{n}", "series": p.shape} for n, p in enumerate(p for p in found.panels if p.changes)]
     return render(
         "page.html.j2",
-        content["data"],
+        content["data"] | {"shapes": shapes},
         spans=[panel.data for panel in found.panels],
         page=content,
         results=results,

@@ -22,8 +22,11 @@ def palette(names: Sequence[str]) -> list[int]:
     ([0, 4], [4, 9, 0])
     """
     chosen: dict[int, int] = {}
-    # The usual names choose first: an unusual one must not take their colours.
-    for place in sorted(range(len(names)), key=lambda place: _base(names[place]) not in _FIXED):
+    # The usual names choose first, and those without options: others must not take their colours.
+    bases = [_base(name) for name in names]
+    for place in sorted(
+        range(len(names)), key=lambda place: (bases[place] not in _FIXED, names[place] != bases[place])
+    ):
         own, dashes = _own(names[place]), COLORS * (len(chosen) // COLORS)
         taken = set(chosen.values())
         chosen[place] = next(c for i in range(COLORS) if (c := dashes + (own + i) % COLORS) not in taken)

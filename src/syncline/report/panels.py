@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.errors import UsageError
+from syncline.report.changes import Change, changes, shape_over_time
 from syncline.report.compare import labels, ranking, rows
 from syncline.report.figures import duration, one_line, percent, size
 from syncline.report.page import shares_strip
@@ -47,6 +48,10 @@ class Panel:
     units: tuple[Mapping[str, Any], ...]
     more_units: int
     data: dict[str, Any]
+    changes: tuple[Change, ...] = ()
+    """Its freezes and reshapes."""
+    shape: Sequence[Mapping[str, Any]] = ()
+    """Lines of frozen blocks, stages and replicas over time."""
     color: int | None = None
     """Its colour in the palette, if the results give it one."""
 
@@ -139,6 +144,8 @@ def panel(source: Trace, *, label: str, limit: int = LIMIT, steps: tuple[int, in
         ranks=_ranks(analysis.get("ranks") or []),
         units=tuple(units[:MAX_UNITS]),
         more_units=max(0, len(units) - MAX_UNITS),
+        changes=tuple(changes(source.spans)),
+        shape=shape_over_time(source.spans),
         data={
             "label": label,
             "spans": columns(chosen.spans, on_gpu=source.on_gpu),

@@ -4,10 +4,15 @@ Cells are significant ASCII, so that log files and narrow terminals show them, t
 objects, so rich markup and terminal escapes in them have no effect.
 """
 
+import math
+import re
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -55,7 +60,7 @@ def _quartiles(row: Row) -> str:
 def _against_theory(row: Row) -> str:
     if row.wire_ratio is not None:
         return percent(row.wire_ratio)
-    return "theory" if row.run.get("wire") and not row.run["wire"].get("measured") else NONE
+    return "formula" if row.run.get("wire_bytes_per_step") else NONE
 
 
 _NAME: Columns = (("strategy", lambda row: row.label),)
@@ -90,10 +95,22 @@ _SCALING: Columns = (
     ("speed\n-up", lambda point: times(point.whole_speedup)),
 )
 
+_RESTRUCTURINGS: Columns = (
+    ("change", lambda change: f"{change['kind']}: {change['what']}"),
+    ("after\nstep", lambda change: str(change["step"] + 1)),
+    ("cost", lambda change: duration(change["cost_ms"])),
+    ("saved\nper step", lambda change: duration(change["saved_ms"])),
+    ("paid back\nafter steps", lambda change: _steps(change["payback_steps"])),
+)
+
+
+def _steps(count: float | None) -> str:
+    return "not yet" if count is None else str(math.ceil(count))
+
 
 def print_summary(results: Results, console: Console) -> None:
     """Print the tables, a verdict for each strategy, and the cautions."""
-    show(console, [*comparison(results, width=console.width), *scaling(results)])
+    show(console, [*comparison(results, width=console.width), *scaling(results), *restructurings(results)])
     console.print(Text(printable(headline(results)), style="bold"))
     for verdict in verdicts(results):
         line = Text("- ") + Text(printable(verdict.label), style="bold") + Text(": " + printable(verdict.sentence))
@@ -119,6 +136,15 @@ def scaling(results: Results) -> list[Table]:
     return [
         simple_table(f"scaling of {printable(curve.strategy)}", *tabulate(_SCALING, curve.points))
         for curve in curves(results)
+    ]
+
+
+def restructurings(results: Results) -> list[Table]:
+    """A table of freezes and reshapes for each strategy that has some."""
+    return [
+        simple_table(f"freezes and reshapes of {printable(row.label)}", *tabulate(_RESTRUCTURINGS, changes))
+        for row in rows(results)
+        if (changes := row.run.get("restructurings"))
     ]
 
 
@@ -151,5 +177,27 @@ def simple_table(
         table.add_column(Text(head), justify="right", no_wrap=not fold, overflow="fold")
     for place, cells in enumerate(rows):
         style = "red" if place in bad else None
-        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+        name, *figures = map(printable, cells)
+        table.add_row(_Name(name), *map(Text, figures), style=style)
     return table
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A name that takes several lines where it has to, and is broken after a bracket, comma or colon, not in a word."""
+
+    text: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(map(cell_len, self._pieces()), default=0), cell_len(self.text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for piece in self._pieces():
+            if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += piece
+        yield Text("\n".join(line.rstrip() for line in lines), overflow="fold")
+
+    def _pieces(self) -> list[str]:
+        return re.findall(r"[^(,:|\s]+[(,:|\s]*|[(,:|\s]+", self.text)

@@ -273,6 +273,10 @@ def _remarks(row: Row) -> list[str]:
         found.append(
             f"It planned after step {planned[0]}, and again after step {again}, when what it measured had drifted."
         )
+    if guarded := row.run.get("guarded_at", []):
+        found.append(
+            f"It changed codecs after step {', '.join(map(str, guarded))}, because of the errors that it measured."
+        )
     if row.nearest and workers(row.run) > 1 and _losses_match(row):
         gap = row.nearest.difference
         exact = f"to within {gap:.1e}" if gap else "to the last bit"

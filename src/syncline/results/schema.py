@@ -72,9 +72,15 @@ class Figures(TypedDict, total=False):
     first_step_ms: Number
     loss: Series
     test_accuracy: Number
+    train_accuracy: Number
+    """On some training samples, at the end."""
+    peak_memory_bytes: Number
+    """Above what the process had before the model: allocated by torch on a GPU, resident memory on the CPU."""
     breakdown: dict[str, Number]
     planned_at: list[Count]
     """The steps at which a plan came into use: the first one, and one for each drift."""
+    guarded_at: list[Count]
+    """The steps at which units got other codecs, because of the errors of the running ones."""
 
 
 class Rank(Figures, total=False):
@@ -93,6 +99,25 @@ class Epoch(TypedDict):
     train_s: Number
     test_s: NotRequired[Number]
     loss: NotRequired[Number]
+    accuracy: NotRequired[Number]
+    """On the test set, after the epoch."""
+    test_loss: NotRequired[Number]
+    """On the test set; measured where blocks freeze."""
+    frozen: NotRequired[Count]
+    """Frozen blocks of the model in the next epoch."""
+
+
+class Restructuring(TypedDict):
+    """A freeze or a reshape: its cost, and how much shorter steps are after it. It has paid after `payback_steps`."""
+
+    step: Count
+    kind: str
+    what: str
+    cost_ms: Number
+    saved_ms: Number
+    """Milliseconds per step: the median step before it minus the one after it."""
+    payback_steps: Number
+    """Null where steps did not get shorter."""
 
 
 class LinkChange(TypedDict):
@@ -122,6 +147,7 @@ class Run(Figures, total=False):
     epochs: list[Epoch]
     buffer_divergence: Number
     link_changes: list[LinkChange]
+    restructurings: list[Restructuring]
     ranks: list[Rank]
 
 

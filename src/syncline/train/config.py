@@ -15,7 +15,7 @@ from syncline.spec import split
 
 CHECKPOINTS = "checkpoints"
 """The name of the folder of checkpoints in a run folder."""
-FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps")
+FIXED_SETTINGS = ("model", "data", "seed", "batch", "optimizer", "steps", "freeze")
 """Settings of `train` that a resumed run cannot change."""
 MOST_RANKS = 1024
 """The most ranks that one machine starts."""
@@ -47,6 +47,18 @@ class Train:
     """Timeout of a collective, after which the run fails."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes none."""
+    start: str = ""
+    """A run folder or checkpoint whose parameters the model starts with, where names and shapes agree (fine-tuning)."""
+    freeze: str = ""
+    """A freeze policy such as `schedule(alpha=0.3)`: after each epoch more of the first blocks stop training."""
+    pipe: int = 1
+    """Stages of a pipeline that the model is cut into at the start; 1 is no pipeline."""
+    dp: bool = False
+    """As blocks freeze, use fewer stages and more replicas, where that pays."""
+    cache: str = ""
+    """Memory per node for the activations of frozen blocks, such as `1GB`; empty: they are computed in every epoch."""
+    log_every: int = 0
+    """Steps between the log lines that every rank prints; 0 prints none."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Raise a `UsageError` for a number that no run can have, whatever the strategy and the model."""
     train, cluster = config.train, config.cluster
-    for key in ("batch", "epochs", "steps", "test_samples", "checkpoint_every"):
+    for key in ("batch", "epochs", "steps", "test_samples", "checkpoint_every", "log_every"):
         _check_range(f"train.{key}", getattr(train, key), least=1 if key in ("batch", "epochs") else 0, most=2**31 - 1)
     _check_range("train.threads", train.threads, least=0, most=MOST_THREADS)
     _check_range("--seed", train.seed, least=0, most=2**31 - 1)
@@ -171,8 +183,10 @@ def check(config: Config) -> None:
         _check_range(f"--{key}", getattr(cluster, key), least=0, most=MOST_RANKS)
     for size in config.compare.scale:
         _check_range("a world size", size, least=1, most=MOST_RANKS)
-    if cluster.memory:
-        parse_bytes(cluster.memory)
+    for memory in (cluster.memory, train.cache):
+        if memory:
+            parse_bytes(memory)
+    _check_range("--pipe", train.pipe, least=1, most=MOST_RANKS)
     if not 0 < train.timeout_s < 1e7:
         raise UsageError(f"train.timeout_s must be a positive number of seconds, below 1e7, not {train.timeout_s}")
 

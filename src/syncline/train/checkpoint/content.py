@@ -25,6 +25,8 @@ def find_mistake(content: Mapping[str, Any]) -> str | None:
         return f"'history' does not have {steps} steps"
     if not all(step <= steps for step in content["history"]["resumed_at"]):
         return "'history' resumes after its last step"
+    if not _list_of(_tensors)(content.get("freeze", [])):  # missing in checkpoints of earlier versions
+        return "'freeze' is not what a checkpoint holds"
     phases = {key: len(content[key]) for key in needed if key in _BY_PHASE}
     return None if len(set(phases.values())) == 1 else f"'{min(phases)}' and '{max(phases)}' have different lengths"
 
@@ -81,10 +83,18 @@ def _tensors(value: Any) -> bool:
 def _settings(value: Any) -> bool:
     default = Train()
     kinds = {key: type(getattr(default, key)) for key in FIXED_SETTINGS}
-    return type(value) is dict and all(type(value.get(key)) is kind for key, kind in kinds.items())
+    if type(value) is not dict:
+        return False
+    before = {"freeze": default.freeze, **value}  # missing in checkpoints of earlier versions
+    return all(type(before.get(key)) is kind for key, kind in kinds.items())
 
 
-_EPOCH = _table({"epoch": _count, "train_s": _number, "test_s": _number_or_none, "loss": _number})
+_EPOCH = _table(
+    {"epoch": _count, "train_s": _number, "test_s": _number_or_none, "loss": _number},
+    accuracy=_number_or_none,
+    test_loss=_number_or_none,
+    frozen=_count,
+)
 _HISTORY = _table(
     {
         "losses": _vector(torch.float64),

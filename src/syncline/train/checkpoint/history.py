@@ -48,6 +48,8 @@ def merge_epochs(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
             "train_s": max(row["train_s"] for row in rows),
             "test_s": max((row["test_s"] for row in rows if row["test_s"] is not None), default=None),
             "loss": sum(row["loss"] for row in rows) / len(rows),
+            **{key: mean_of_known([row[key] for row in rows]) for key in ("accuracy", "test_loss") if key in rows[0]},
+            **({"frozen": rows[0]["frozen"]} if "frozen" in rows[0] else {}),
         }
         for rows in zip(*ranks, strict=True)
     ]

@@ -9,7 +9,7 @@ from syncline.errors import UsageError
 from syncline.files import real_path, reason
 from syncline.results import file as results_file
 from syncline.train.checkpoint import files
-from syncline.train.config import CHECKPOINTS, FIXED_SETTINGS, Config, run_of
+from syncline.train.config import CHECKPOINTS, FIXED_SETTINGS, Config, Train, run_of
 from syncline.train.strategies import load
 
 
@@ -100,7 +100,8 @@ def _log_warnings(run: Path) -> list[str]:
 
 def _check_settings(config: Config, head: dict[str, Any], run: Path) -> None:
     for key in FIXED_SETTINGS:
-        was, asked = head["train"][key], getattr(config.train, key)
+        asked = getattr(config.train, key)
+        was = head["train"].get(key, getattr(Train(), key))
         same = (was, head["steps"]) if key == "steps" else (was,)
         if asked not in same:
             hint = "use --epochs to train longer" if key == "steps" else "leave it out, or start a new run"

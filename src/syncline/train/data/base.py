@@ -17,7 +17,11 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
-        """The samples at `indices`; a sample depends on its index, the epoch and the data's seed alone."""
+        """The samples at `indices`; a sample depends on its index, the epoch and the data's seed alone.
+
+        A data set whose samples are the same in every epoch may say so, `varies = False`: then activations of frozen
+        blocks can be cached.
+        """
         ...
 
 

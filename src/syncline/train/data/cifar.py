@@ -19,7 +19,7 @@ from torch import Tensor
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need, data
-from syncline.train.data.images import StoredImages
+from syncline.train.data.images import StoredImages, choose, class_range
 
 _PIXELS = 3 * 32 * 32
 _MAX_DOWNLOAD = 1 << 30
@@ -76,14 +76,21 @@ _CIFAR100 = _Set(
 
 def _register(kind: _Set) -> None:
     @data(kind.name, tasks=("images",))
-    def load(need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False) -> Data:
-        """`augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing."""
+    def load(
+        need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False,
+        classes: str | None = None, train: int | None = None,
+    ) -> Data:  # fmt: skip
+        """`augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing.
+
+        `classes='0-4'` takes some of the classes, `train` so many of the training images.
+        """
+        kinds = class_range(classes, kind.classes)
         folder = Path(root).expanduser() if root else cache_folder()
-        train, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
+        training, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
         return Data(
-            StoredImages(*train, kind.mean, kind.deviation, augment=augment, seed=seed),
-            StoredImages(*test, kind.mean, kind.deviation),
-            classes=kind.classes,
+            StoredImages(*choose(training, kinds, most=train), kind.mean, kind.deviation, augment=augment, seed=seed),
+            StoredImages(*choose(test, kinds), kind.mean, kind.deviation),
+            classes=len(kinds),
             channels=3,
             image_size=32,
         )

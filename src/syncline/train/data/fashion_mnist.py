@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need, data
-from syncline.train.data.images import StoredImages
+from syncline.train.data.images import StoredImages, choose, class_range
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _CLASSES = 10
@@ -25,19 +25,24 @@ _MAX_BYTES = 1 << 30
 
 @data("fashion-mnist", tasks=("images",))
 def fashion_mnist(
-    need: Need, *, seed: int, root: str | None = None, channels: int | None = None, augment: bool = False
-) -> Data:
-    """28x28 grey images, padded to 32x32; one channel, or three equal ones where the model needs them."""
+    need: Need, *, seed: int, root: str | None = None, channels: int | None = None, augment: bool = False,
+    classes: str | None = None, train: int | None = None,
+) -> Data:  # fmt: skip
+    """28x28 grey images, padded to 32x32; one channel, or three equal ones where the model needs them.
+
+    `classes='5-9'` takes some of the classes, `train` so many of the training images.
+    """
     folder = Path(root).expanduser() if root else DEBIAN
     count = channels or need.channels or 1
     if count not in (1, 3):
         raise UsageError(f"fashion-mnist(channels={count}): 1 or 3")
-    train, test = (_split(folder, name, count) for name in ("train", "t10k"))
+    kinds = class_range(classes, _CLASSES)
+    training, test = (_split(folder, name, count) for name in ("train", "t10k"))
     mean, deviation = (_MEAN,) * count, (_DEVIATION,) * count
     return Data(
-        train=StoredImages(*train, mean, deviation, augment=augment, seed=seed),
-        test=StoredImages(*test, mean, deviation),
-        classes=_CLASSES,
+        train=StoredImages(*choose(training, kinds, most=train), mean, deviation, augment=augment, seed=seed),
+        test=StoredImages(*choose(test, kinds), mean, deviation),
+        classes=len(kinds),
         channels=count,
         image_size=32,
     )

@@ -1,11 +1,13 @@
-"""Stored images: uint8 tensors in memory, normalised when a batch is read, augmented on request."""
+"""Stored images: uint8 tensors in memory, normalised when a batch is read, augmented on request; choice of classes."""
 
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from syncline.errors import UsageError, short
 from syncline.train.data.base import Batch
 from syncline.train.data.counter import bits
 
@@ -25,6 +27,11 @@ class StoredImages:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def varies(self) -> bool:
+        """Whether samples differ between epochs."""
+        return self.augment
 
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
         """The samples at `indices`, normalised."""
@@ -46,3 +53,27 @@ def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
     sample = torch.arange(n, device="cpu").view(n, 1, 1, 1)
     channel = torch.arange(channels, device="cpu").view(1, channels, 1, 1)
     return padded[sample, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]
+
+
+def class_range(text: str | None, known: int) -> range:
+    """The classes of `classes='5-9'`, first and last; all `known` ones for None.
+
+    >>> class_range("5-9", 10), class_range(None, 4)
+    (range(5, 10), range(0, 4))
+    """
+    if text is None:
+        return range(known)
+    match = re.fullmatch(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", text)
+    found = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+    if len(found) < 2 or found[-1] >= known:
+        raise UsageError(f"classes={short(text)}: first and last, such as classes='0-{known // 2 - 1}' of {known}")
+    return found
+
+
+def choose(split: tuple[Tensor, Tensor], classes: range, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """The images of some classes, whose labels count from 0, at most the first `most` of them."""
+    images, labels = split
+    wanted = ((labels >= classes[0]) & (labels <= classes[-1])).nonzero().squeeze(1)[:most]
+    if most is not None and len(wanted) < most:
+        raise UsageError(f"train={most}: there are {len(wanted)} training images of these classes")
+    return images[wanted], labels[wanted] - classes[0]

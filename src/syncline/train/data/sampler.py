@@ -24,13 +24,14 @@ class Sampler:
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
-    def __call__(self, step: int) -> tuple[int, Tensor]:
-        """The epoch and this rank's sample indices at a global step."""
+    def __call__(self, step: int, part: tuple[int, int] | None = None) -> tuple[int, Tensor]:
+        """The epoch and this rank's sample indices at a global step, or those of a `part` (number, how many)."""
         epoch, position = divmod(step, self.batches)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._order = torch.randperm(self.length, generator=generator)
             self._epoch = epoch
-        share = self.batch // self.workers
-        start = position * self.batch + self.rank * share
+        number, parts = part or (self.rank, self.workers)
+        share = self.batch // parts
+        start = position * self.batch + number * share
         return epoch, self._order[start : start + share]

@@ -8,6 +8,7 @@ stored: a batch is drawn when it is read, at any image size. Arithmetic is exact
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from syncline.errors import UsageError
 from syncline.train.data.base import Batch, Data, Need, data
 from syncline.train.data.counter import bits, uniform
+from syncline.train.data.images import class_range
 
 _DRAWS = 20
 _NOISE = 1 << 18
@@ -94,6 +96,8 @@ class Shapes:
     size: int
     seed: int
     stream: int
+    kinds: range = range(len(FIGURES))
+    varies: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.length
@@ -109,9 +113,10 @@ class Shapes:
 
     def _figures(self, indices: Tensor, stream: int, *, outline: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(labels, random numbers, coverage) of the samples."""
-        labels = bits(self.seed, stream, indices, 1).squeeze(1) % len(FIGURES)
+        labels = bits(self.seed, stream, indices, 1).squeeze(1) % len(self.kinds)
         draws = uniform(self.seed, stream + 1, indices, _DRAWS)
-        return labels, draws, coverage(labels, draws, size=self.size, outline=outline).unsqueeze(1)
+        drawn = coverage(labels + self.kinds[0], draws, size=self.size, outline=outline)
+        return labels, draws, drawn.unsqueeze(1)
 
     def _grained(self, image: Tensor, strength: float, indices: Tensor, stream: int) -> Tensor:
         """The image in 0..1, with noise for each sample: a piece of one long fixed sequence, from a random place."""
@@ -146,11 +151,17 @@ def _size(need: Need, image_size: int | None, samples: int) -> int:
 
 
 @data("shapes", tasks=("images",))
-def shapes(need: Need, *, seed: int, train: int = 50_000, test: int = 10_000, image_size: int | None = None) -> Data:
-    """The generated default: `train` and `test` images, 32x32 unless the model or `image_size` says otherwise."""
-    size = _size(need, image_size, min(train, test))
-    splits = Shapes(train, size, seed, 0), Shapes(test, size, seed, 16)
-    return Data(*splits, classes=len(FIGURES), channels=3, image_size=size)
+def shapes(
+    need: Need, *, seed: int, train: int = 50_000, test: int = 10_000, image_size: int | None = None,
+    classes: str | None = None,
+) -> Data:  # fmt: skip
+    """The generated default: `train` and `test` images, 32x32 unless the model or `image_size` says otherwise.
+
+    `classes='5-9'` takes some of the ten classes.
+    """
+    size, kinds = _size(need, image_size, min(train, test)), class_range(classes, len(FIGURES))
+    splits = Shapes(train, size, seed, 0, kinds), Shapes(test, size, seed, 16, kinds)
+    return Data(*splits, classes=len(kinds), channels=3, image_size=size)
 
 
 @data("unpaired", tasks=("unpaired",))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Synthetic:
     length: int
     pool: int
     seed: int
+    varies: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.length

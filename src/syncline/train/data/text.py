@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,8 @@ from syncline.train.data.base import Data, Need, data
 from syncline.train.data.text_tasks import SPECIAL, TASKS, UNKNOWN, Windows
 
 _HELD_OUT = 10
-_WORD = re.compile(r"\w+|[^\w\s]|\n")
+WORD = re.compile(r"\w+|[^\w\s]|\n")
+"""A word, a sign or the end of a line."""
 _SKIPPED = {"__pycache__", "test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "turtledemo"}
 
 
@@ -92,15 +94,12 @@ def _read_corpus(path: str | None, *, tokens: str, vocabulary: int, megabytes: f
         raise UsageError(f"text({megabytes=}, {vocabulary=}): more than 0 MB and more than {SPECIAL} words")
     if tokens == "bytes" and vocabulary < SPECIAL + 256:
         raise UsageError(f"text(tokens=bytes) needs a model of {SPECIAL + 256} words or more, not {vocabulary}")
-    texts = _read(path, round(megabytes * 1_000_000))
+    texts = read_texts(path, round(megabytes * 1_000_000))
     if tokens == "bytes":
         raw = {name: bytearray(text.encode("utf-8", errors="replace")) for name, text in texts.items()}
         return {name: torch.frombuffer(body, dtype=torch.uint8).long() + SPECIAL for name, body in raw.items()}
-    words = {name: _WORD.findall(text) for name, text in texts.items()}
-    counts = Counter(chain.from_iterable(words.values()))
-    # By frequency, then by the alphabet: the same numbers on every rank and in every process.
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - SPECIAL]
-    number = {word: place for place, word in enumerate(ranked, start=SPECIAL)}
+    number = number_words(texts.values(), vocabulary)
+    words = {name: WORD.findall(text) for name, text in texts.items()}
     return {
         name: torch.tensor([number.get(word, UNKNOWN) for word in group], dtype=torch.int64, device="cpu")
         for name, group in words.items()
@@ -108,8 +107,15 @@ def _read_corpus(path: str | None, *, tokens: str, vocabulary: int, megabytes: f
     }
 
 
-def _read(path: str | None, limit: int) -> dict[str, str]:
-    """Group -> text, files in the order of their paths, until the limit."""
+def number_words(texts: Iterable[str], vocabulary: int) -> dict[str, int]:
+    """The token ids of the most frequent words, below `vocabulary`; the same in every process."""
+    counts = Counter(chain.from_iterable(map(WORD.findall, texts)))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - SPECIAL]
+    return {word: place for place, word in enumerate(ranked, start=SPECIAL)}
+
+
+def read_texts(path: str | None, limit: int) -> dict[str, str]:
+    """Group -> text, files in the order of their paths, until the limit of bytes."""
     root = Path(path).expanduser() if path else Path(sysconfig.get_paths()["stdlib"])
     if root.is_file():
         files = [root]

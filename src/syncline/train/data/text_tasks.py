@@ -35,6 +35,11 @@ class Windows:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def varies(self) -> bool:
+        """Whether samples differ between epochs: masks and questions are drawn again."""
+        return not self.held_out and self.task in (_pretraining, _question)
+
     def batch(self, indices: Tensor, *, epoch: int = 0) -> Batch:
         """The samples at `indices`; masks and questions vary with the epoch, in training."""
         return self.task(self, indices, 0 if self.held_out else epoch)

@@ -1,7 +1,7 @@
 """The model interface: a blueprint that names its needs and builds phases with one loss each; the registry."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from syncline.errors import UsageError
+from syncline.pipeline.blocks import Split, known_split
 from syncline.registry import Registry
 from syncline.train.data.base import Batch, Data, Need
 
@@ -71,7 +72,14 @@ class Classifier(Task):
 
     def correct(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """Images whose highest score is their label's."""
-        return (self.net(images).argmax(1) == labels).sum(), len(labels)
+        return right_class(self.net(images), labels)
+
+    def split(self) -> Split:
+        """The sublayers of the network, if it is one of repeated blocks."""
+        inner = known_split(self.net)
+        if inner is None:
+            raise UsageError(f"{type(self.net).__name__} has no repeated blocks: it can neither freeze nor be cut")
+        return replace(inner, loss=F.cross_entropy, correct=right_class)
 
 
 def one_phase(task: Task, *, optimizer: str) -> Built:
@@ -98,6 +106,11 @@ def score(task: Task, batch: Batch) -> tuple[float, int]:
         for module, mode in modes:
             module.training = mode
     return float(right), count
+
+
+def right_class(scores: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """Samples whose highest score is their label's, and all samples."""
+    return (scores.argmax(1) == labels).sum(), len(labels)
 
 
 def token_accuracy(logits: Tensor, targets: Tensor, *, ignore: int) -> tuple[Tensor, int]:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from syncline.errors import UsageError
+from syncline.pipeline.blocks import Part, Split
 from syncline.train.data.base import Data, Need
 from syncline.train.models.attention import attend, visible
-from syncline.train.models.base import MODELS, Blueprint, Built, Task, choose, one_phase, token_accuracy
+from syncline.train.models.base import MODELS, Blueprint, Built, Task, choose, one_phase, right_class, token_accuracy
 
 _NOT_ASKED = -100
 
@@ -54,11 +55,25 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """The layer's output, [batch, length, width]."""
+        return self.feed_forward(*self.attention(x, mask))[0]
+
+    def attention(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The first sublayer: its output, and the mask for the next one."""
         rate = self.rate if self.training else 0.0
         mixed = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask, dropout=rate)
-        x = self.norm1(x + F.dropout(self.mix(mixed), rate))
-        out: Tensor = self.norm2(x + F.dropout(self.down(F.gelu(self.up(x))), rate))
-        return out
+        return self.norm1(x + F.dropout(self.mix(mixed), rate)), mask
+
+    def feed_forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The second sublayer: its output, and the mask for the next one."""
+        rate = self.rate if self.training else 0.0
+        return self.norm2(x + F.dropout(self.down(F.gelu(self.up(x))), rate)), mask
+
+    def split(self) -> tuple[Part, Part]:
+        """Both sublayers as modules."""
+        return (
+            Part(self.attention, self.query, self.key, self.value, self.mix, self.norm1),
+            Part(self.feed_forward, self.up, self.down, self.norm2),
+        )
 
 
 class Encoder(nn.Module):
@@ -75,13 +90,22 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """Hidden states, [batch, length, width]; token 0 is padding."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.words(tokens) + self.positions(place) + self.segments(segments)
-        x = F.dropout(self.norm(x), self.size.dropout, self.training)
-        mask = visible(tokens, padding=0)
+        x, mask = self.embed(tokens, segments)
         for layer in self.layers:
             x = layer(x, mask)
         return x
+
+    def embed(self, tokens: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the first layer, and the mask that hides padding."""
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        x: Tensor = self.words(tokens) + self.positions(place) + self.segments(segments)
+        return F.dropout(self.norm(x), self.size.dropout, self.training), visible(tokens, padding=0)
+
+    def split(self, head: Part, **about: Any) -> Split:
+        """Embeddings, the sublayers of each layer, and a head that takes (hidden states, mask)."""
+        embedding = Part(self.embed, self.words, self.positions, self.segments, self.norm)
+        layers = [layer.split() for layer in self.layers if isinstance(layer, Layer)]
+        return Split([embedding], layers, [head], inputs=2, **about)
 
 
 class Classification(Task):
@@ -96,10 +120,18 @@ class Classification(Task):
 
     def logits(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """Class scores."""
-        first = self.encoder(tokens, segments)[:, 0]
-        pooled = F.dropout(torch.tanh(self.pooler(first)), self.encoder.size.dropout, self.training)
+        return self.head(self.encoder(tokens, segments))
+
+    def head(self, hidden: Tensor, *_: Tensor) -> Tensor:
+        """Class scores from the hidden states."""
+        pooled = F.dropout(torch.tanh(self.pooler(hidden[:, 0])), self.encoder.size.dropout, self.training)
         scores: Tensor = self.classes(pooled)
         return scores
+
+    def split(self) -> Split:
+        """Embeddings, sublayers, and the pooler with the classes."""
+        head = Part(self.head, self.pooler, self.classes)
+        return self.encoder.split(head, loss=F.cross_entropy, correct=right_class)
 
     def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
         """The mean cross-entropy."""
@@ -107,7 +139,7 @@ class Classification(Task):
 
     def correct(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """Texts put in the right class."""
-        return (self.logits(tokens, segments).argmax(1) == labels).sum(), len(labels)
+        return right_class(self.logits(tokens, segments), labels)
 
 
 class QuestionAnswering(Task):
@@ -118,20 +150,36 @@ class QuestionAnswering(Task):
         self.encoder = encoder
         self.span = nn.Linear(encoder.size.width, 2)
 
-    def logits(self, tokens: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of every token as the start, and as the end."""
-        start, end = self.span(self.encoder(tokens, segments)).unbind(-1)
-        return start, end
+    def logits(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        """Scores of every token as the start, and as the end: [batch, length, 2]."""
+        return self.head(self.encoder(tokens, segments))
+
+    def head(self, hidden: Tensor, *_: Tensor) -> Tensor:
+        """The scores from the hidden states."""
+        scores: Tensor = self.span(hidden)
+        return scores
 
     def forward(self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """The mean of both cross-entropies."""
-        first, last = self.logits(tokens, segments)
-        return (F.cross_entropy(first, start) + F.cross_entropy(last, end)) / 2
+        return _span_loss(self.logits(tokens, segments), start, end)
 
     def correct(self, tokens: Tensor, segments: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, int]:
         """Exact matches: both ends right."""
-        first, last = self.logits(tokens, segments)
-        return ((first.argmax(1) == start) & (last.argmax(1) == end)).sum(), len(tokens)
+        return _exact_matches(self.logits(tokens, segments), start, end)
+
+    def split(self) -> Split:
+        """Embeddings, sublayers, and the scores of the span."""
+        return self.encoder.split(Part(self.head, self.span), loss=_span_loss, correct=_exact_matches)
+
+
+def _span_loss(scores: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    first, last = scores.unbind(-1)
+    return (F.cross_entropy(first, start) + F.cross_entropy(last, end)) / 2
+
+
+def _exact_matches(scores: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, int]:
+    first, last = scores.unbind(-1)
+    return ((first.argmax(1) == start) & (last.argmax(1) == end)).sum(), len(scores)
 
 
 class Pretraining(Task):

@@ -4,6 +4,7 @@ VGG-11 is the course's, for 32x32 images, with BatchNorm; VGG-19 and ResNet-50 a
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -48,6 +49,15 @@ def _features(layout: tuple[int, ...], channels: int, *, width: float, norm: boo
     return nn.Sequential(*parts)
 
 
+def _he_weights(modules: Iterable[nn.Module]) -> None:
+    """Start the convolutions with weights that keep the size of signals through layers with ReLU."""
+    for module in modules:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 def _vgg(features: nn.Module, head: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(features=features, flatten=nn.Flatten(), classifier=head))
 
@@ -61,6 +71,8 @@ def vgg11(*, width: float = 1.0, norm: bool = True) -> Blueprint:
         if rest:
             raise UsageError(f"vgg11 needs images whose side is a multiple of 32, not {data.image_size}")
         features = _features(_VGG11, data.channels, width=width, norm=norm)
+        if not norm:
+            _he_weights(features)  # with torch's own, signals vanish in eight layers, and nothing is learnt
         return _vgg(features, nn.Linear(scaled(width, 512) * cells**2, data.classes))
 
     return classifier(net, optimizer="sgd(lr=0.01, momentum=0.9, weight_decay=0.0001)")
@@ -81,13 +93,11 @@ def vgg19(*, width: float = 1.0, dropout: float = 0.5) -> Blueprint:
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout),
             nn.Linear(hidden, data.classes),
         )  # fmt: skip
-        for module in [*features, *head]:
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, 0, 0.01)
-            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        _he_weights(features)
+        for layer in head:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, 0, 0.01)
+                nn.init.zeros_(layer.bias)
         return _vgg(features, head)
 
     need = Need("images", image_size=224, classes=1000)

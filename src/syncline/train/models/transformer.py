@@ -1,11 +1,13 @@
 """The transformer of machine translation (encoder and decoder, one shared embedding), and a language model of it."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from syncline.errors import UsageError
+from syncline.pipeline.blocks import Part, Split
 from syncline.train.data.base import Data, Need
 from syncline.train.models.attention import AttentionSublayer, FeedForwardSublayer, sinusoids, visible
 from syncline.train.models.base import MODELS, Blueprint, Built, Task, choose, one_phase, token_accuracy
@@ -83,10 +85,22 @@ class _LanguageModel(Task):
         return self.embedding.logits(self.norm(x))
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(tokens).flatten(0, 1), following.flatten())
+        return _next_token_loss(self.logits(tokens), following)
 
     def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:
         return token_accuracy(self.logits(tokens), following, ignore=_PADDING)
+
+    def split(self) -> Split:
+        """Embedding, attention and MLP of each layer, norm, and the scores: these share the embedding's weights."""
+        layers = [layer for layer in self.layers if isinstance(layer, _Layer)]
+        blocks = [(Part(partial(layer.own, causal=True), layer.own), layer.mlp) for layer in layers]
+        head = Part(self.embedding.logits, self.embedding.words)
+        correct = partial(token_accuracy, ignore=_PADDING)
+        return Split([self.embedding], blocks, [self.norm, head], loss=_next_token_loss, correct=correct)
+
+
+def _next_token_loss(scores: Tensor, following: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
 class _Translation(Task):

@@ -1,6 +1,6 @@
 """Vision transformer: patches, pre-norm sublayers, a class token. B/16 as published, smaller ones for 32x32."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +53,16 @@ class _Head(nn.Linear):
 
 
 @MODELS.register("vit")
-def vit(*, size: str = "tiny", layers: int | None = None) -> Blueprint:
+def vit(*, size: str = "tiny", layers: int | None = None, patch: int | None = None) -> Blueprint:
     """`tiny` and `small` cut 32x32 images into patches of 4; `b16` is ViT-B/16 (86.6 M parameters at 224x224).
 
     The network is a plain sequence of units: embedding, attention and MLP sublayers in turn, norm, head.
     """
     chosen = choose("size", size, _SIZES)
+    chosen = chosen if patch is None else replace(chosen, patch=patch)
     depth = chosen.layers if layers is None else layers
-    if not 1 <= depth <= 96:
-        raise UsageError(f"vit({layers=}): 1 to 96 layers")
+    if not 1 <= depth <= 96 or not 1 <= chosen.patch <= 64:
+        raise UsageError(f"vit({layers=}, {patch=}): 1 to 96 layers, patches of 1 to 64")
 
     def net(data: Data) -> nn.Module:
         if data.image_size % chosen.patch:

@@ -12,8 +12,9 @@ every `checkpoint_every` steps, and at the end: a checkpoint, with nothing in fl
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +22,17 @@ from torch import Tensor
 
 from syncline.train.checkpoint.history import History
 from syncline.train.config import Train
+from syncline.train.data import Dataset
 from syncline.train.data.sampler import Sampler
+from syncline.train.rank.memory import PeakMemory
 from syncline.train.rank.network_counters import NetworkBytes, read_counters
 from syncline.train.rank.step_log import StepLog
 from syncline.train.strategies import Context, Synchroniser
 from syncline.train.workload import Workload
 
 _EVAL_BATCH = 250
+_TRAIN_SAMPLES = 500
+"""The most training samples of which the accuracy is measured, once, at the end."""
 
 
 class Gate(Protocol):
@@ -59,6 +64,8 @@ class Loop:
     count_network: bool
     checkpoint: Callable[["Loop", History], None]
     gate: Gate | None = None
+    memory: PeakMemory | None = None
+    """The memory of this rank, for a gate that reports it."""
 
     def run(self, history: History) -> NetworkBytes | None:
         """Train from the end of `history` on and extend it; returns the network bytes per step if they are counted."""
@@ -79,7 +86,7 @@ class Loop:
                         going = self.gate.wait(self, history)
                         if not going:
                             break
-                    self.log.add(step, self._step(step))
+                    self.log.add(step, self._step(step), self._synchronised_bytes())
                     if step == first_counted and self.count_network:
                         self._wait_for_work()
                         before = read_counters()
@@ -111,13 +118,16 @@ class Loop:
 
     def rehearse(self, step: int) -> None:
         """Run one forward and backward pass without an update where the strategy needs it; call before a restore."""
-        batch, recorder = self._batch(step), self.context.recorder
+        batch, recorder = self._batch(*self.sampler(step)), self.context.recorder
         recorder.enabled, enabled = False, recorder.enabled
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
             if synchroniser.needs_rehearsal:
                 synchroniser.backward(synchroniser.module(*batch))
                 optimizer.zero_grad(set_to_none=True)
         recorder.enabled = enabled
+
+    def _synchronised_bytes(self) -> int:
+        return sum(s.synchronised_bytes() for s in self.synchronisers) if self.context.workers > 1 else 0
 
     def _checkpoint_due(self, done: int) -> bool:
         every, last = self.train.checkpoint_every, done == self.train.epochs * self.steps
@@ -135,12 +145,12 @@ class Loop:
         recorder.step = step
         begin = recorder.mark("step")
         with recorder.span("data"):
-            batch = self._batch(step)
+            epoch, samples = self.sampler(step, self.synchronisers[0].part())
+            batch = self._batch(epoch, samples)
         losses = []
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
             optimizer.zero_grad(set_to_none=True)
-            with recorder.span("forward"):
-                loss = synchroniser.module(*batch)
+            loss = synchroniser.forward(batch, samples=samples, view=epoch if self._varies else 0)
             synchroniser.backward(loss)
             synchroniser.synchronise()
             with recorder.span("update"):
@@ -149,9 +159,13 @@ class Loop:
         recorder.add("step", "step", begin, recorder.mark("step"))
         return torch.stack(losses).sum()
 
-    def _batch(self, step: int) -> tuple[Tensor, ...]:
-        epoch, indices = self.sampler(step)
-        batch = self.workload.train.batch(indices, epoch=epoch)
+    @property
+    def _varies(self) -> bool:
+        """Whether samples differ between epochs, as augmentation makes them; a data set that does not say may do so."""
+        return bool(getattr(self.workload.train, "varies", True))
+
+    def _batch(self, epoch: int, samples: Tensor) -> tuple[Tensor, ...]:
+        batch = self.workload.train.batch(samples, epoch=epoch)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
 
     def _end_epoch(self, epoch: int, train_s: float, history: History) -> dict[str, Any]:
@@ -159,21 +173,45 @@ class Loop:
         started = time.perf_counter()
         for synchroniser in self.synchronisers:
             synchroniser.synchronise_buffers()
-        accuracy, test_s = self._evaluate(), None
+        accuracy, test_loss = self._evaluate(self.workload.test, self.train.test_samples)
+        test_s = None
         if accuracy is not None:
             history.accuracy, test_s = accuracy, time.perf_counter() - started
-        losses = history.losses[epoch * self.steps :]
-        return {"epoch": epoch + 1, "train_s": train_s, "test_s": test_s, "loss": sum(losses) / len(losses)}
+        losses, times = history.losses[epoch * self.steps :], history.step_ms[epoch * self.steps :]
+        row = {"epoch": epoch + 1, "train_s": train_s, "test_s": test_s, "loss": sum(losses) / len(losses)}
+        left = (self.train.epochs - epoch - 1) * self.steps
+        frozen = [s.end_epoch(test_loss, step_s=median(times) / 1e3, steps_left=left) for s in self.synchronisers]
+        known = {"test_loss": test_loss} if test_loss is not None else {}
+        known |= {"frozen": sum(n for n in frozen if n is not None)} if frozen != [None] * len(frozen) else {}
+        return {**row, "accuracy": accuracy, **known}
+
+    def train_accuracy(self) -> float | None:
+        """The accuracy on some training samples; None where there is none, or no evaluation was asked for."""
+        if self.workload.evaluate is None:
+            return None
+        return self._evaluate(self.workload.train, min(_TRAIN_SAMPLES, self.train.test_samples))[0]
 
     @torch.no_grad()
-    def _evaluate(self) -> float | None:
-        test, score = self.workload.test, self.workload.evaluate
-        if test is None or score is None or self.train.test_samples <= 0:
-            return None
+    def _evaluate(self, data: Dataset | None, most: int) -> tuple[float | None, float | None]:
+        """The accuracy, and where blocks freeze the mean loss, on the first samples of a data set."""
+        score, freezing = self.workload.evaluate, any(s.freeze is not None for s in self.synchronisers)
+        if data is None or most <= 0 or (score is None and not freezing):
+            return None, None
         modules = torch.nn.ModuleList(phase.module for phase in self.workload.phases).eval()
-        correct, counted = 0.0, 0
-        for indices in torch.arange(min(self.train.test_samples, len(test))).split(_EVAL_BATCH):
-            right, number = score(tuple(t.to(self.device) for t in test.batch(indices)))
-            correct, counted = correct + right, counted + number
+        right, answers, loss, samples = 0.0, 0, 0.0, 0
+        for batch in self._batches(data, most):
+            together = self.synchronisers[0].evaluate(batch)
+            if together is not None:
+                more, count, sum_of_losses = together
+                loss += sum_of_losses
+            else:
+                more, count = (0.0, 0) if score is None else score(batch)
+                if freezing:
+                    loss += len(batch[0]) * sum(float(phase.module(*batch)) for phase in self.workload.phases)
+            right, answers, samples = right + more, answers + count, samples + len(batch[0])
         modules.train()
-        return correct / counted if counted else None
+        return right / answers if answers else None, loss / samples if freezing and samples else None
+
+    def _batches(self, data: Dataset, most: int) -> Iterator[tuple[Tensor, ...]]:
+        for indices in torch.arange(min(most, len(data))).split(_EVAL_BATCH):
+            yield tuple(t.to(self.device) for t in data.batch(indices))

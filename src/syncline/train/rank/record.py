@@ -1,7 +1,7 @@
 """`RankRecord`: the report of one rank at the end of a run, and its JSON form."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from syncline.trace import Span
 from syncline.trace.merge.clocks import Clock
@@ -32,7 +32,13 @@ class RankRecord:
     """None for an aggregator."""
     network: NetworkBytes | None = None
     """Measured bytes per step; None if they are not counted."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks for the results."""
     prediction_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    """The peak of this rank above what its process had before the model; None for an aggregator."""
+    train_accuracy: float | None = None
+    """On some training samples, at the end."""
     buffer_divergence: float = 0.0
 
     def to_json(self) -> str:

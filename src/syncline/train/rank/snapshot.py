@@ -35,6 +35,7 @@ class Snapshots:
     def save(self, loop: Loop, history: History) -> None:
         """Write a checkpoint after the last step of `history`; all ranks call this together."""
         rank, workers, phases = loop.context.rank, loop.context.workers, loop.workload.phases
+        whole = [synchroniser.whole_state() for synchroniser in loop.synchronisers]
         content: dict[str, Any] = {
             "format": FORMAT,
             "step": len(history.losses),
@@ -47,10 +48,20 @@ class Snapshots:
             "random": random_state(loop.device),
             "buffers": [dict(phase.module.named_buffers()) for phase in phases],
             "synchronisers": [synchroniser.state_dict() for synchroniser in loop.synchronisers],
+            "freeze": [{} if s.freeze is None else s.freeze.state_dict() for s in loop.synchronisers],
         }
         if rank == 0:
-            content["parameters"] = [dict(phase.module.named_parameters()) for phase in phases]
-            content["optimizers"] = [optimizer.state_dict() for optimizer in loop.optimizers]
+            content["parameters"] = [
+                dict(phase.module.named_parameters()) if state is None else state["model"]
+                for phase, state in zip(phases, whole, strict=True)
+            ]
+            content["optimizers"] = [
+                optimizer.state_dict() if state is None else state["optimizer"]
+                for optimizer, state in zip(loop.optimizers, whole, strict=True)
+            ]
+            content["pipelines"] = [
+                {} if state is None else {key: state[key] for key in ("frozen", "stages", "steps")} for state in whole
+            ]
         plain = {key: _plain(value, key) for key, value in content.items()}
         files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))
 
@@ -79,10 +90,16 @@ class Snapshots:
         own = head if rank == 0 or not same_world else files.read(path, rank)
         parts = [own] if same_world else [files.read(path, r, mapped=True) for r in range(head["workers"])]
         for i, phase in enumerate(loop.workload.phases):
-            _copy(dict(phase.module.named_parameters()), head["parameters"][i])
-            _copy(dict(phase.module.named_buffers()), own["buffers"][i])
             _check_options(loop.optimizers[i], head["optimizers"][i])
-            loop.optimizers[i].load_state_dict(head["optimizers"][i])
+            pipeline = head.get("pipelines", [{}] * (i + 1))[i]
+            if loop.synchronisers[i].pipelined:
+                state = {"frozen": [], "stages": 0, "steps": step, **pipeline}
+                saved = {"model": head["parameters"][i], "optimizer": head["optimizers"][i]}
+                loop.synchronisers[i].load_whole_state({**state, **saved})
+            else:
+                _copy(dict(phase.module.named_parameters()), head["parameters"][i])
+                _copy(dict(phase.module.named_buffers()), own["buffers"][i])
+                loop.optimizers[i].load_state_dict(head["optimizers"][i])
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]
                 # Gradients are averaged, so the mean of the residuals is kept, whatever the number of ranks.
@@ -91,6 +108,9 @@ class Snapshots:
                     loop.synchronisers[i].load_state_dict(state)
                 except UsageError as error:
                     raise DamagedCheckpoint(f"its state is not of '{self.strategy}': {error}") from None
+            freeze = loop.synchronisers[i].freeze
+            if freeze is not None and i < len(own.get("freeze", [])):
+                freeze.load_state_dict(own["freeze"][i])
         history = History.from_tensors([part["history"] for part in parts])
         history.resumed_at.append(step)
         if rank == 0:

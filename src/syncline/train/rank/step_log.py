@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -63,12 +63,21 @@ class StepLog:
     """Writes finished steps to a file, to the history and to the progress callback."""
 
     def __init__(
-        self, path: Path, recorder: Recorder, *, batch: int, phases: int, synchronised_bytes: int, progress: Progress
+        self,
+        path: Path,
+        recorder: Recorder,
+        *,
+        batch: int,
+        phases: int,
+        steps: int,
+        log_every: int,
+        progress: Progress,
     ) -> None:
+        """`steps`: of an epoch; `log_every`: steps between printed lines, 0 prints none."""
         self.path, self._recorder, self._progress = path, recorder, progress
-        self._batch, self._phases, self._synchronised_bytes = batch, phases, synchronised_bytes
+        self._batch, self._phases, self._steps, self._log_every = batch, phases, steps, log_every
         self._live = LivePhases()
-        self._pending: list[tuple[int, Tensor]] = []
+        self._pending: list[tuple[int, Tensor, int]] = []
 
     @contextmanager
     def open(self, *, append: bool) -> Iterator[TextIO]:
@@ -84,16 +93,16 @@ class StepLog:
         with writing(self.path):
             file.close()
 
-    def add(self, step: int, loss: Tensor) -> None:
+    def add(self, step: int, loss: Tensor, synchronised_bytes: int) -> None:
         """A step was issued; it is written later, because its loss may still be computed on a GPU."""
-        self._pending.append((step, loss))
+        self._pending.append((step, loss, synchronised_bytes))
 
     def write(self, file: TextIO, *, epoch: int, history: History) -> None:
         """Write all steps that were added into the open log at `path`; their events must have happened."""
         rows, self._pending = self._pending, []
         totals = self._recorder.lane_ns(rows[0][0]) if rows else {}
-        live = self._live.compute(self._recorder, [step for step, _ in rows[-_LIVE_STEPS:]])
-        for step, loss in rows:
+        live = self._live.compute(self._recorder, [step for step, *_ in rows[-_LIVE_STEPS:]])
+        for step, loss, synchronised_bytes in rows:
             value = float(loss)
             lanes = {lane: ns / 1e6 for lane, ns in totals[step].items()}
             step_ms = lanes.get(STEP, 0.0)
@@ -110,11 +119,24 @@ class StepLog:
                     for lane in ("data", "forward", "backward", "exchange", "update")
                 },
                 "samples_per_s": round(self._batch / seconds, 3),
-                "syncs_per_s": round(self._phases / seconds, 4) if self._synchronised_bytes else 0.0,
-                "synchronised_bytes": self._synchronised_bytes,
+                "syncs_per_s": round(self._phases / seconds, 4) if synchronised_bytes else 0.0,
+                "synchronised_bytes": synchronised_bytes,
             }
             with writing(self.path):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-            message = {"step": step, "epoch": epoch + 1, "loss": value, "step_ms": step_ms}
+            message: dict[str, Any] = {"step": step, "epoch": epoch + 1, "loss": value, "step_ms": step_ms}
+            if self._log_every and (step + 1) % self._log_every == 0:
+                message["line"] = log_line(row, rank=self._recorder.rank, steps=self._steps)
             self._progress({**message, "phases": live.get(step)})
+
+
+def log_line(row: Mapping[str, Any], *, rank: int, steps: int) -> str:
+    """The line that a rank prints for a step: times, samples and synchronisations per second, and their size."""
+    data, forward, backward = (row[f"{lane}_ms"] for lane in ("data", "forward", "backward"))
+    return (
+        f"rank {rank}, epoch {row['epoch']}, step {row['step'] % steps + 1}/{steps}:"
+        f" data loading {data:.1f} ms, forward {forward:.1f} ms, backward {backward:.1f} ms,"
+        f" {row['samples_per_s']:.1f} samples/s, {row['syncs_per_s']:.3f} syncs/s,"
+        f" {row['synchronised_bytes'] / 1e6:.3f} MB synchronised"
+    )

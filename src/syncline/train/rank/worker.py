@@ -23,16 +23,18 @@ from syncline.train.checkpoint.files import cut_logs
 from syncline.train.checkpoint.history import History
 from syncline.train.checkpoint.randomness import seed_all
 from syncline.train.checkpoint.resume import Resume
+from syncline.train.checkpoint.start import load_start
 from syncline.train.config import CHECKPOINTS, Train
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.join import ClockMeasurement, choose_device, join_workers
 from syncline.train.rank.loop import Gate, Loop
+from syncline.train.rank.memory import PeakMemory
 from syncline.train.rank.network_counters import read_counters
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.snapshot import Snapshots
 from syncline.train.rank.step_log import Progress, StepLog
 from syncline.train.strategies import Context, load
-from syncline.train.strategies.base import total_bytes
+from syncline.train.strategies.base import Shrink, total_bytes
 from syncline.train.strategies.syncline import keep_plans, predicted_ms
 from syncline.train.workload import Workload, build, load_optimizer
 
@@ -86,10 +88,23 @@ def run_rank(
     with nullcontext() if strategy.alone else joining as group:
         clock = ClockMeasurement(timeout_s=train.timeout_s)
         joined = time.perf_counter_ns()
+        memory = PeakMemory(device)
         seed_all(train.seed * 10_007 + rank)
         workload = build(train.model, train.data, seed=train.seed).to(device)
+        notes = []
+        if train.start and assignment.resume is None:
+            notes.append(load_start(Path(train.start), [phase.module for phase in workload.phases]))
         recorder = Recorder(rank=rank, device=device)
-        context = Context(rank=rank, workers=run.workers, recorder=recorder, group=group)
+        some = torch.arange(min(len(workload.train), max(1, train.batch // run.workers)))
+        shrink = Shrink(
+            train.freeze,
+            train.pipe,
+            train.dp,
+            train.cache,
+            samples=len(workload.train),
+            example=lambda: tuple(t.to(device) for t in workload.train.batch(some)),
+        )
+        context = Context(rank=rank, workers=run.workers, recorder=recorder, group=group, shrink=shrink)
         trainable = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
         built = time.perf_counter_ns()
         shapes = [p.shape for parameters in trainable for p in parameters]
@@ -102,17 +117,18 @@ def run_rank(
                 recorder,
                 batch=train.batch,
                 phases=len(workload.phases),
-                synchronised_bytes=synchronised_bytes,
+                steps=steps,
+                log_every=train.log_every,
                 progress=progress,
             )
-            outcome = _train(assignment, workload, context, log, device=device, steps=steps, gate=gate)
+            outcome = _train(assignment, workload, context, log, device=device, steps=steps, gate=gate, memory=memory)
             outcome["buffer_divergence"] = _buffer_divergence(workload, context)
             shift = 0
         else:
             shift = assignment.first_step  # an aggregator counts its steps from 0
             steps = train.epochs * steps - shift
             before = read_counters() if assignment.count_network and steps else None
-            strategy.serve(trainable, context, steps=steps)
+            strategy.serve([phase.module for phase in workload.phases], context, steps=steps)
             outcome = {"network": before and read_counters().per_step_since(before, steps=steps)}
         part = Part(
             rank,
@@ -139,6 +155,7 @@ def run_rank(
             theory=strategy.traffic(shapes, element, rank=rank, workers=run.workers),
             spans_dropped=recorder.dropped,
             first_complete_step=recorder.first_complete_step,
+            notes=notes,
             **outcome,
         )
 
@@ -152,6 +169,7 @@ def _train(
     device: torch.device,
     steps: int,
     gate: Gate | None,
+    memory: PeakMemory,
 ) -> dict[str, Any]:
     """Train all epochs of `steps` steps; returns fields of the `RankRecord`."""
     run, folder, train = assignment.run, assignment.folder, assignment.run.train
@@ -178,6 +196,7 @@ def _train(
             count_network=assignment.count_network,
             checkpoint=snapshots.save,
             gate=gate,
+            memory=memory,
         )
         history = History()
         if assignment.resume is not None:
@@ -190,7 +209,13 @@ def _train(
                 keep_plans(synchronisers, folder, strategy=run.strategy)
             except OSError as error:  # a full disk must not cost a finished training
                 print(f"the plan is not kept: {error}", file=sys.stderr)
-        return {"history": history, "network": network, "prediction_ms": predicted_ms(synchronisers)}
+        return {
+            "history": history,
+            "network": network,
+            "prediction_ms": predicted_ms(synchronisers),
+            "peak_memory_bytes": memory.peak(),
+            "train_accuracy": loop.train_accuracy(),
+        }
 
 
 def _buffer_divergence(workload: Workload, context: Context) -> float:

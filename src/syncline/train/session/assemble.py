@@ -1,14 +1,20 @@
 """From the ranks' records to one row of `results.json`. Pure functions without I/O."""
 
+import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-from syncline.engine.tuning.tuner import REPLAN
+from syncline.engine.tuning.tuner import GUARD, REPLAN
+from syncline.pipeline.freeze.freezer import FREEZE
 from syncline.stats import mean_of_known, summary
 from syncline.trace import PHASES, Span, partition, shares
 from syncline.train.checkpoint.history import History, merge_epochs
 from syncline.train.rank.record import RankRecord
 from syncline.train.strategies import load
+
+RESTRUCTURINGS = (FREEZE, "reshape")
+"""Names of the spans in which a model or a pipeline changes its shape."""
 
 
 def assemble(
@@ -40,6 +46,8 @@ def assemble(
         "startup_ms": {key: max(record.startup_ms[key] for record, _ in workers) for key in first.startup_ms},
         "loss": _means([history.losses for _, history in workers]),
         "test_accuracy": mean_of_known([history.accuracy for _, history in workers]),
+        "train_accuracy": mean_of_known([record.train_accuracy for record, _ in workers]),
+        "peak_memory_bytes": max((r.peak_memory_bytes for r, _ in workers if r.peak_memory_bytes), default=None),
         "samples_per_s": batch / median * 1e3,
         "syncs_per_s": first.phases / median * 1e3 if len(workers) > 1 else 0.0,
         "synchronised_bytes": first.synchronised_bytes,
@@ -49,8 +57,45 @@ def assemble(
         "epochs": merge_epochs([history.epochs for _, history in workers]),
         "buffer_divergence": max(record.buffer_divergence for record, _ in workers),
         "planned_at": ranks[0]["planned_at"],
+        "guarded_at": ranks[0]["guarded_at"],
+        **({"restructurings": found} if (found := restructurings(spans, series)) else {}),
         "ranks": ranks,
     }
+
+
+def restructurings(spans: Sequence[Span], series: Sequence[float]) -> list[dict[str, Any]]:
+    """Freezes and reshapes: the slowest rank's cost, the steps they shortened, and when that had paid for it.
+
+    `series` has the milliseconds of each step. Steps between two of them are compared with those between the next two.
+    """
+    found: dict[tuple[int, str, str], float] = {}
+    for span in spans:
+        if span.lane == "between" and span.name in RESTRUCTURINGS:
+            key = (span.step, span.name, span.unit)
+            found[key] = max(found.get(key, 0.0), (span.end - span.start) / 1e6)
+    # A freeze and the reshape behind it, with no step in between, shorten steps together.
+    at = sorted({step for step, _, _ in found})
+    # The first step after a change builds units and buckets again, and the first step of a run is a warm-up.
+    edges = [1, *(step + 2 for step in at), len(series) + 1]
+    medians = [_median(series[low : max(low, high - 1)]) for low, high in pairwise(edges)]
+    made = []
+    for (step, kind, what), cost in sorted(found.items()):
+        before, after = medians[at.index(step)], medians[at.index(step) + 1]
+        saved = None if before is None or after is None else before - after
+        cost += 0.0 if after is None else max(0.0, _at(series, step + 1) - after)
+        payback = cost / saved if saved is not None and saved > 0 else None
+        made.append(
+            {"step": step, "kind": kind, "what": what, "cost_ms": cost, "saved_ms": saved, "payback_steps": payback}
+        )
+    return made
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _at(series: Sequence[float], step: int) -> float:
+    return series[step] if step < len(series) else 0.0
 
 
 def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, first_complete: int) -> dict[str, Any]:
@@ -74,8 +119,11 @@ def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, fir
         **_times(series, history),
         "loss": history.losses,
         "test_accuracy": history.accuracy,
+        "train_accuracy": record.train_accuracy,
+        "peak_memory_bytes": record.peak_memory_bytes,
         "breakdown": shares(steady) if steady else dict.fromkeys(PHASES),
         "planned_at": planned,
+        "guarded_at": sorted({s.step + 1 for s in spans if s.name == GUARD}),
         "wire": {
             "measured": network is not None,
             "sent": theory.sent if network is None else network.sent,

@@ -49,7 +49,7 @@ def _session(
     config: Config, *, out: Path | None, watcher: Watcher, resume: Path | None, damaged: Mapping[Path, str]
 ) -> tuple[Path, Results]:
     nodes = config.cluster.nodes
-    runs = list_runs(config, world_size=local_world_size(config))
+    runs = list_runs(config, world_size=local_world_size(config), resumed=resume is not None)
     check_resumable(config, resumed=resume is not None)
     chosen = None if resume is None else choose(resume, config, workers=runs[0].workers, damaged=damaged)
     for size in config.compare.scale if nodes else ():
@@ -98,6 +98,8 @@ def _run(
     def on_message(rank: int, content: dict[str, Any]) -> None:
         if content["phases"] is not None:
             phases[rank] = content["phases"]
+        if "line" in content:
+            watcher.log(content["line"])
         if rank == 0:
             links.step_done(content["step"])
             watcher.step({**content, "ranks": dict(phases)})

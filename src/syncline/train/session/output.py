@@ -34,6 +34,7 @@ class Watcher(Protocol):
     def note(self, text: str) -> None: ...
     def begin(self, run: RunSpec) -> None: ...
     def step(self, message: dict[str, Any]) -> None: ...
+    def log(self, line: str) -> None: ...
     def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
 
 
@@ -114,6 +115,8 @@ class SessionOutput:
             # Links that changed do not have one bandwidth.
             trace = _merged(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
             row = assemble(run.strategy, ended, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+            for note in ended[0].notes:
+                self._warn(note)
             dropped = sum(record.spans_dropped for record in ended)
             if dropped:
                 self.results["warnings"].append(

@@ -3,19 +3,25 @@
 from dataclasses import replace
 
 from syncline.errors import UsageError
-from syncline.train.config import MOST_RANKS, Config, check
+from syncline.pipeline.freeze.policies import needs_of
+from syncline.pipeline.freeze.state import parse as parse_freeze
+from syncline.spec import parse_one
+from syncline.train.checkpoint.start import find_start
+from syncline.train.config import MOST_RANKS, Config, Train, check
 from syncline.train.rank.worker import RunSpec
 from syncline.train.session.link_changes import parse_changes
 from syncline.train.strategies import load
 
 
-def list_runs(config: Config, *, world_size: int, fixed: bool = False) -> list[RunSpec]:
-    """Every run of the session; a setting that cannot work is a `UsageError`.
+def list_runs(config: Config, *, world_size: int, fixed: bool = False, resumed: bool = False) -> list[RunSpec]:
+    """Every run of the session; a setting that cannot work is a `UsageError`. `resumed`: it continues an earlier run.
 
     If the world size is `fixed` (by a launcher), aggregators are some of its ranks; otherwise they are added to it.
     """
     check(config)
     parse_changes(config)
+    if config.train.start and not resumed:
+        config = replace(config, train=replace(config.train, start=str(find_start(config.train.start))))
     if not config.compare.strategies:
         raise UsageError("no strategy was named: for example --strategies single,all-reduce,ddp")
     sizes = config.compare.scale or (world_size,)
@@ -44,6 +50,14 @@ def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
             )
         train = replace(train, batch=train.batch * growth, steps=-(-train.steps // growth))
     workers = 1 if strategy.alone else size - strategy.servers if fixed else size
+    if train.freeze:
+        parse_freeze(train.freeze)
+        if not strategy.freezes:
+            raise UsageError(
+                f"'{name}' cannot freeze blocks while it trains: use 'syncline(...)' or 'single', or no --freeze"
+            )
+    if train.pipe > 1 or train.cache:
+        _check_pipeline(name, train, workers)
     if workers < 1:
         raise UsageError(f"'{name}' needs workers besides its {strategy.servers} aggregators: start more ranks")
     if not fixed and strategy.servers > MOST_RANKS - workers:
@@ -55,3 +69,19 @@ def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
         raise UsageError(f"a batch of {train.batch} does not divide over {workers} workers: use --batch {below}")
     # One rank has nobody to synchronise with: at world size 1 every strategy is plain training.
     return RunSpec(name, workers, strategy.servers if size > 1 else 0, train)
+
+
+def _check_pipeline(name: str, train: Train, workers: int) -> None:
+    if not load(name).pipelines:
+        raise UsageError(f"'{name}' has no pipeline: use 'syncline(...)' with --pipe and --cache")
+    if train.freeze:
+        settings = parse_freeze(train.freeze)
+        if settings.every:
+            raise UsageError(
+                "a pipeline changes its shape after epochs: leave every out of --freeze, --steps is an epoch"
+            )
+        if train.pipe > 1 and "changes" in needs_of(parse_one(settings.policy).name):
+            raise UsageError(f"'{settings.policy}' runs the whole model on every rank: use another policy with --pipe")
+    if workers % train.pipe:
+        fix = f"use --nproc {train.pipe}, or a multiple"
+        raise UsageError(f"{workers} ranks do not divide into pipelines of {train.pipe} stages: {fix}")

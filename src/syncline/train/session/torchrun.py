@@ -41,7 +41,7 @@ def run_launched(
     launcher = _Launcher.from_environment()
     if config.compare.scale:
         raise UsageError("--scale starts ranks itself: leave it out under torchrun, or run without torchrun")
-    runs = list_runs(config, world_size=launcher.world_size, fixed=True)
+    runs = list_runs(config, world_size=launcher.world_size, fixed=True, resumed=resume is not None)
     check_resumable(config, resumed=resume is not None)
     store = _join_store(launcher, timeout_s=config.train.timeout_s)
     size = {"rank": launcher.rank, "world_size": launcher.world_size}
@@ -152,6 +152,8 @@ def _run_child(
     place = Place(rank=rank, world_size=assignment.run.ranks, local_rank=launcher.local_rank, node=node)
 
     def on_message(_: int, content: dict[str, Any]) -> None:
+        if "line" in content:
+            watcher.log(content["line"])
         if rank == 0:
             watcher.step(content)
 

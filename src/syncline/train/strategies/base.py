@@ -1,14 +1,18 @@
 """The strategy interface: how ranks average the gradients of one phase, and how many bytes that sends."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from syncline.engine.protocols import Freezing
 from syncline.errors import UsageError
+from syncline.pipeline.freeze import Freezer
+from syncline.pipeline.freeze.state import parse as parse_freeze
 from syncline.registry import Registry
 from syncline.spec import apply, parse_one
 from syncline.trace import Recorder
@@ -16,6 +20,26 @@ from syncline.trace import Recorder
 STRATEGIES: Registry[type["Strategy"]] = Registry("strategy")
 strategy = STRATEGIES.register
 """Decorator `@strategy(name)`: register a strategy class."""
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """How training shrinks while it runs: freeze policy, stages, growing replicas, and the cache's memory per node."""
+
+    freeze: str = ""
+    """Empty: nothing freezes."""
+    pipe: int = 1
+    dp: bool = False
+    cache: str = ""
+    samples: int = 0
+    """Training samples, for the cache."""
+    example: Callable[[], tuple[Tensor, ...]] | None = None
+    """Makes a rank's share of a batch, to measure the stages' layers with."""
+
+    @property
+    def needs_pipeline(self) -> bool:
+        """Whether training goes through stages, or through a cache in front of one."""
+        return self.pipe > 1 or bool(self.cache)
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,7 @@ class Context:
     recorder: Recorder
     group: dist.ProcessGroup | None = None
     """The workers' group; None stands for the default group."""
+    shrink: Shrink = Shrink()
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,10 @@ class Synchroniser:
     """Steps to skip before bytes per step are measured: PowerSGD's hook sends its first two gradients dense."""
     steady_after = 4
     """Steps after which all steps are alike: a benchmark counts from there."""
+    freeze: Freezing | None = None
+    """Freezes blocks of the module while it trains."""
+    pipelined = False
+    """Whether no rank holds the whole model: `whole_state` and `load_whole_state` are used for checkpoints."""
     needs_rehearsal = False
     """Whether the first backward pass prepares something (DDP's buckets) that a resumed run must have, too."""
 
@@ -58,6 +87,16 @@ class Synchroniser:
         self.context = context
         self.recorder = context.recorder
         self.parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+    def part(self) -> tuple[int, int]:
+        """The part of every batch that this rank trains on, and the number of parts."""
+        return self.context.rank, self.context.workers
+
+    def forward(self, batch: tuple[Tensor, ...], *, samples: Tensor, view: int) -> Tensor:
+        """The loss of a batch, recorded; `samples` and `view` are the numbers of its samples and their augmentation."""
+        with self.recorder.span("forward"):
+            loss: Tensor = self.module(*batch)
+        return loss
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass, recorded."""
@@ -80,6 +119,31 @@ class Synchroniser:
     def finish(self) -> None:
         """Return when nothing is in flight: before a checkpoint, before an evaluation and at the end."""
 
+    def evaluate(self, batch: tuple[Tensor, ...]) -> tuple[float, int, float] | None:
+        """(right answers, answers, loss summed over samples), if the ranks evaluate a batch together; else None."""
+        return None
+
+    def end_epoch(self, test_loss: float | None, *, step_s: float, steps_left: int) -> int | None:
+        """Let blocks freeze after an epoch; returns the number of frozen blocks, None if nothing can freeze.
+
+        `step_s`: seconds per step in this epoch; `steps_left`: in the rest of the run.
+        """
+        if self.freeze is None or parse_freeze(self.context.shrink.freeze).every:  # it counts steps itself
+            return None if self.freeze is None else self.freeze.frozen
+        return self.freeze.end_epoch(test_loss)
+
+    def whole_state(self) -> dict[str, Any] | None:
+        """Model and optimizer state, whole on rank 0, if no rank holds all of it; all ranks call this. Else None."""
+        return None
+
+    def load_whole_state(self, state: Mapping[str, Any]) -> None:
+        """Load a `whole_state`, which every rank has."""
+        raise AssertionError("every rank holds the whole state")
+
+    def synchronised_bytes(self) -> int:
+        """Bytes of the gradients that ranks average in a step: those of the parameters that train now."""
+        return sum(p.nbytes for _, p in self.parameters if p.requires_grad)
+
     def close(self) -> None:
         """Release resources; called at the end of the run, also after an error."""
 
@@ -101,19 +165,29 @@ class Strategy:
     """Dedicated aggregator ranks, started beside the workers."""
     formula = ""
     """Bytes per step on the busiest link, for N workers and S bytes of gradients; empty if unknown."""
+    pipelines = False
+    """Whether it can train through a pipeline of stages."""
+    freezes = False
+    """Whether blocks can freeze under this strategy: torch's DDP fails when a parameter stops to train."""
+    tuning: tuple[str, ...] = ()
+    """Options that change how fast it is, and neither what is sent nor the result."""
     resumable = True
     """False where a checkpoint cannot hold the strategy's state."""
 
     def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         """Bind a phase's module, and its optimizer where the strategy needs it, to this strategy on this rank."""
-        return type(self).synchroniser(module, context)
+        made = type(self).synchroniser(module, context)
+        if context.shrink.freeze:
+            given = [] if optimizer is None else [optimizer]
+            made.freeze = Freezer(module, context.shrink.freeze, optimizers=given, recorder=context.recorder)
+        return made
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
         """Theoretical bytes per step for gradients of these shapes with `element` bytes per element."""
         return Traffic(0, 0, 0)
 
-    def serve(self, parameters: Iterable[Sequence[Tensor]], context: Context, *, steps: int) -> None:
-        """The main loop of an aggregator rank; `parameters` holds each phase's trainable parameters."""
+    def serve(self, modules: Sequence[nn.Module], context: Context, *, steps: int) -> None:
+        """The main loop of an aggregator rank; `modules` holds each phase's module, which does not train here."""
         raise AssertionError("this strategy has no aggregator ranks")
 
 

@@ -3,7 +3,7 @@
 They exchange gradients after the backward pass, and nothing is hidden behind compute.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -32,6 +32,7 @@ class Single(Strategy):
     """One rank trains on the whole batch; the reference of every comparison."""
 
     alone = True
+    freezes = True
     formula = "0"
 
 
@@ -198,8 +199,8 @@ class Server(Strategy):
         size = total_bytes(shapes, element) * (1.0 if rank < workers else workers / self.servers)
         return Traffic(size, size, size)
 
-    def serve(self, parameters: Iterable[Sequence[Tensor]], context: Context, *, steps: int) -> None:
-        phases = list(parameters)
+    def serve(self, modules: Sequence[nn.Module], context: Context, *, steps: int) -> None:
+        phases = [[p for p in module.parameters() if p.requires_grad] for module in modules]
         for step in range(steps):
             context.recorder.step = step
             for tensors in phases:

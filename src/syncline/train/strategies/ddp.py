@@ -35,6 +35,7 @@ class _Ddp(Synchroniser):
             bucket_cap_mb=strategy.bucket_mb,
             gradient_as_bucket_view=True,
             find_unused_parameters=strategy.unused,
+            static_graph=strategy.static_graph,
         )
         self._hook, self._state = strategy.hook, strategy.state(context)
         self._last_launch: Any = None
@@ -86,14 +87,18 @@ class _Ddp(Synchroniser):
 
 @strategy("ddp")
 class Ddp(RingTrafficStrategy):
-    """Bucketed all-reduce that overlaps the backward pass; `unused=true` for models that leave parameters out."""
+    """Bucketed all-reduce that overlaps the backward pass; `unused=true` for models that leave parameters out.
+
+    `static_graph=true` promises torch that every step uses the same parameters.
+    """
 
     hook: _Hook = staticmethod(default_hooks.allreduce_hook)
+    tuning: tuple[str, ...] = ("bucket_mb", "static_graph")
 
-    def __init__(self, bucket_mb: float = 25.0, unused: bool = False) -> None:
+    def __init__(self, bucket_mb: float = 25.0, unused: bool = False, static_graph: bool = False) -> None:
         if bucket_mb <= 0:
             raise UsageError("bucket_mb must be positive, for example ddp(bucket_mb=25)")
-        self.bucket_mb, self.unused = bucket_mb, unused
+        self.bucket_mb, self.unused, self.static_graph = bucket_mb, unused, static_graph
 
     def state(self, context: Context) -> Any:
         """The state that torch's hook takes."""
@@ -121,21 +126,36 @@ class DdpFp16(DdpBf16):
 
 @strategy("ddp-powersgd")
 class DdpPowerSgd(Ddp):
-    """DDP with torch's PowerSGD hook, warm-started, with error feedback; dense for the first two steps."""
+    """DDP with torch's PowerSGD hook, warm-started, with error feedback; dense for the first two steps.
+
+    `batch=true` is torch's `batch_tensors_with_same_shape`: equal matrices of a bucket are multiplied as one batch.
+    """
 
     formula = "2(N-1)/N*(factors + vectors)"
     resumable = False  # torch's hook keeps its errors and factors by bucket, in its own object
     hook = staticmethod(powerSGD_hook)
+    tuning = ("bucket_mb", "static_graph", "batch")
 
-    def __init__(self, rank: int = 4, bucket_mb: float = 25.0, unused: bool = False) -> None:
-        super().__init__(bucket_mb, unused)
+    def __init__(
+        self,
+        rank: int = 4,
+        bucket_mb: float = 25.0,
+        unused: bool = False,
+        static_graph: bool = False,
+        batch: bool = False,
+    ) -> None:
+        super().__init__(bucket_mb, unused, static_graph)
         if rank < 1:
             raise UsageError("ddp-powersgd needs rank >= 1, for example ddp-powersgd(rank=4)")
-        self.rank = rank
+        self.rank, self.batch = rank, batch
 
     def state(self, context: Context) -> PowerSGDState:
         return PowerSGDState(
-            process_group=context.group, matrix_approximation_rank=self.rank, start_powerSGD_iter=2, warm_start=True
+            process_group=context.group,
+            matrix_approximation_rank=self.rank,
+            start_powerSGD_iter=2,
+            warm_start=True,
+            batch_tensors_with_same_shape=self.batch,
         )
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:

@@ -10,26 +10,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline import codecs, exchange, plan
-from syncline.engine import Sync, attach
+from syncline.engine import Sync, attach, metrics
 from syncline.engine.attach import FULL
-from syncline.engine.tuning.choose import allowed_codecs
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
-from syncline.errors import UsageError, short
+from syncline.errors import UsageError, short, unknown
 from syncline.files import write_text
-from syncline.plan.frozen_parameters import trained
-from syncline.plan.run_files import COSTS, PLAN, SHAPES, shapes_text
+from syncline.plan.auto_spec import parse_auto
+from syncline.plan.run_files import COSTS, ERRORS, PLAN, SHAPES, shapes_text
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
+from syncline.train.strategies.pipeline import Piped
+from syncline.train.strategies.schedules import SCHEDULES
 
 
 class _Attached(Synchroniser):
     warm_up_steps = WARM_UP + PROFILED  # the last one measures the link
     steady_after = TUNED + WINDOW + 2  # drift is checked for the first time one window after the plan
 
-    def __init__(self, module: nn.Module, context: Context, sync: Sync) -> None:
+    def __init__(self, module: nn.Module, context: Context, sync: Sync, *, barrier: bool = False) -> None:
+        """`barrier`: every forward pass begins when all updates are done."""
         super().__init__(module, context)
-        self.sync = sync
+        self.sync, self.freeze, self._barrier = sync, sync.freeze, barrier
+        if sync.auto is None:  # nothing is tuned
+            self.warm_up_steps, self.steady_after = Synchroniser.warm_up_steps, Synchroniser.steady_after
+
+    def forward(self, batch: tuple[Tensor, ...], *, samples: Tensor, view: int) -> Tensor:
+        if self._barrier:
+            self.sync.wait()
+        return super().forward(batch, samples=samples, view=view)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.sync.state_dict()
@@ -47,7 +56,7 @@ class _Attached(Synchroniser):
 def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy: str) -> None:
     """Save the plans in use, their costs and shapes to the strategy's folder; those of a second phase as `plan-2`."""
     for number, sync in enumerate(_syncs(synchronisers), start=1):
-        plan_file, costs, shapes = (folder / _numbered(name, number) for name in (PLAN, COSTS, SHAPES))
+        plan_file, costs, shapes, errors = (folder / _numbered(name, number) for name in (PLAN, COSTS, SHAPES, ERRORS))
         plan.save(sync.plan, plan_file)
         auto = getattr(sync, "auto", None)  # one rank alone has nothing to plan
         # If the codec was given, others were not measured: there is nothing to choose from later.
@@ -56,10 +65,12 @@ def keep_plans(synchronisers: Sequence[Synchroniser], folder: Path, *, strategy:
             about = {"strategy": strategy, "device": sync.device.type, "planned_at": auto.planned_at[-1]}
             write_text(shapes_text(live, frozen=[s for s in sync.shapes if s not in live], **about), shapes)
             write_text(auto.costs.to_json(), costs)
+            if auto.errors is not None:
+                write_text(auto.errors.to_json(), errors)
 
 
 def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
-    """For each attached phase the plan in use: its prediction, and the units and bytes of each codec."""
+    """For each attached phase the plan in use: its prediction, exchanges, and the units and bytes of each codec."""
     facts = []
     for sync in _syncs(synchronisers):
         sizes = {shape.name: shape.values * shape.dtype.itemsize for shape in sync.shapes}
@@ -74,6 +85,7 @@ def plan_facts(synchronisers: Sequence[Synchroniser]) -> list[dict[str, Any]]:
                 "hash": sync.plan.hash,
                 "launches": len(sync.plan.order),
                 "codecs": by_codec,
+                "exchanges": sorted({unit.exchange for unit in sync.plan.units}),
                 "predicted_ms": None if choice is None else choice.step * 1e3,
                 "why": "" if choice is None else choice.why,
                 "costs": None if sync.auto is None or sync.auto.costs is None else asdict(sync.auto.costs),
@@ -87,15 +99,7 @@ def predicted_ms(synchronisers: Sequence[Synchroniser]) -> float | None:
     syncs = _syncs(synchronisers)
     if len(syncs) != 1:
         return None
-    predicted = syncs[0].plan.about.get("predicted_ms")
-    auto = syncs[0].auto
-    if predicted is None and auto is not None and "measured_ms" in syncs[0].plan.about:
-        # torch's reducer was timed; it was predicted only if the job was measured.
-        costs, shapes = auto.costs, auto.shapes
-        return None if costs is None else plan.predict(trained(syncs[0].plan, shapes), shapes, costs).step * 1e3
-    if predicted is None and syncs[0].auto is not None and syncs[0].auto.choice is not None:
-        return syncs[0].auto.choice.step * 1e3  # executors are being compared
-    return float(predicted) if isinstance(predicted, int | float) else None
+    return metrics.predicted_ms(syncs[0].plan, syncs[0].auto)
 
 
 def _syncs(synchronisers: Sequence[Synchroniser]) -> list[Sync]:
@@ -111,8 +115,11 @@ def _numbered(name: str, number: int) -> str:
 class Syncline(Strategy):
     """`attach(model, optimizer)`. `compress` names a codec, `carrier` an exchange, `file` a plan file.
 
-    `tune=full` measures network, codecs and layers at once, for `syncline plan` and `simulate`.
+    `tune=full` measures network, codecs and layers at once, for `syncline plan` and `simulate`. `schedule=fifo` and
+    others switch parts of the engine off, for ablations.
     """
+
+    freezes = pipelines = True
 
     def __init__(
         self,
@@ -122,8 +129,9 @@ class Syncline(Strategy):
         sentinel: int = 100,
         workers: int = 3,
         tune: Any = True,
+        schedule: str = "",
     ) -> None:
-        self.auto = allowed_codecs(_text(compress)) is not None
+        self.auto = parse_auto(_text(compress)) is not None
         self.compress = _text(compress) or "none"
         if self.auto and carrier is not None:
             raise UsageError(f"syncline({self.compress}) chooses exchanges itself: leave carrier out, or name a codec")
@@ -138,36 +146,74 @@ class Syncline(Strategy):
         self.tune = tune
         if sentinel < 0:
             raise UsageError(f"sentinel={sentinel}: a number of steps, 0 for never")
+        if schedule and schedule not in SCHEDULES:
+            raise unknown("schedule", schedule, SCHEDULES)
+        if schedule and (file or (self.auto and not SCHEDULES[schedule].planned)):
+            raise UsageError(f"schedule={schedule} makes its own plan: name a codec, and leave auto and file out")
+        self.schedule = SCHEDULES.get(schedule)
+        used = [self.carrier]
         if file:
             if compress is not None or carrier is not None:
                 raise UsageError("a plan file names codecs and exchanges itself: leave them out")
-            plan.load(Path(file))
+            used = [exchange.build(unit.exchange) for unit in plan.load(Path(file)).units]
+        options = dict(used[0].options) if used else {}
+        self.servers = options.get("servers", 1) if options.get("dedicated") else 0
+        # Checkpoints hold the state of ranks that train, and a pipeline has no rank to spare.
+        self.resumable = self.pipelines = not self.servers
         dense = str(self.codec) == "none" and self.carrier.text == "allreduce"
         self.formula = "2(N-1)/N*S at most" if self.auto else "2(N-1)/N*S" if dense else "the codec's bytes"
 
-    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
+    def _options(self) -> dict[str, Any]:
+        """Options of `attach`."""
         chosen: dict[str, Any] = {"compress": str(self.codec), "exchange": str(self.carrier)}
         if self.auto:
             chosen = {"compress": self.compress}
         if self.plan:
             chosen = {"plan": Path(self.plan)}
+        return chosen | {"sentinel": self.sentinel, "workers": self.workers, "tune": self.tune}
+
+    def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
+        chosen, schedule = self._options(), self.schedule
+        if schedule is not None:
+            made = schedule.plan(module, compress=str(self.codec), exchange=str(self.carrier))
+            if made is not None:
+                chosen = {key: value for key, value in chosen.items() if key not in ("compress", "exchange")}
+                chosen["plan"] = made
+            if not schedule.overlap:
+                chosen["workers"] = 1
+        if context.shrink.needs_pipeline:
+            assert optimizer is not None
+            if schedule is not None:
+                raise UsageError("a schedule is for whole models: leave schedule out, or --pipe and --cache")
+            return Piped(module, context, optimizer, **chosen)
         sync = attach(
             module,
             optimizer,
-            process_group=context.group,
+            process_group=None if self.servers else context.group,
             recorder=context.recorder,
-            sentinel=self.sentinel,
-            workers=self.workers,
-            tune=self.tune,
+            freeze=context.shrink.freeze or None,
             **chosen,
         )
-        return _Attached(module, context, sync)
+        if schedule is not None:
+            schedule.start(sync)
+        return _Attached(module, context, sync, barrier=schedule is not None)
+
+    def serve(self, modules: Sequence[nn.Module], context: Context, *, steps: int) -> None:
+        syncs = [attach(module, recorder=context.recorder, **self._options()) for module in modules]
+        try:
+            for step in range(steps):
+                context.recorder.step = step
+                for sync in syncs:
+                    sync.serve(1)
+        finally:
+            for sync in syncs:
+                sync.close()
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
         if workers == 1:
             return Traffic(0, 0, 0)
         dtype = {2: torch.bfloat16, 8: torch.float64}.get(element, torch.float32)
-        sent = sum(self.codec.wire_bytes(shape, dtype, workers, self.carrier) for shape in shapes)
+        sent = sum(self.codec.wire_bytes(shape, dtype, workers + self.servers, self.carrier) for shape in shapes)
         if self.carrier.text == "allreduce":
             return ring_traffic(sent * workers / (2 * (workers - 1)), workers)
         return Traffic(sent, sent, sent)

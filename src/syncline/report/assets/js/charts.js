@@ -14,6 +14,14 @@
       format: (value) => text.significant(value), read: (value) => text.significant(value, 5) });
   });
 
+  for (const { id, series } of data.shapes ?? []) {
+    chart(id, (figure, { plot, width }) => {
+      figure.querySelector(".legend").replaceChildren(...series.map(({ name, cls }) => Syncline.html("span", { class: "chip" },
+        Syncline.html("span", { class: `swatch ${cls}` }), Syncline.html("bdi", {}, name))));
+      lines(plot, series, { width, height: 220, zero: true, xName: "seconds", title: caption(figure), format: String });
+    });
+  }
+
   chart("time", (figure, { plot, width, option }) => {
     legend(figure, having((run) => run.times.length));
     const runs = shown().filter(({ run }) => run.times.length);

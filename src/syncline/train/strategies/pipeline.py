@@ -1,0 +1,105 @@
+"""A phase's module as a pipeline of stages and replicas that shrinks while blocks freeze, with an activation cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from syncline.cluster.quantities import parse_bytes
+from syncline.engine.process_groups import Groups, parent_group, timeout_of
+from syncline.pipeline.blocks import Blocks
+from syncline.pipeline.cache import ActivationCache, shared_cache
+from syncline.pipeline.freeze import Freezer
+from syncline.pipeline.run import Pipeline
+from syncline.train.strategies.base import Context, Synchroniser
+
+
+class Piped(Synchroniser):
+    """Trains through `Pipeline`: all ranks of a replica take its share of the batch, each runs its own stages."""
+
+    pipelined = True
+
+    def __init__(self, module: nn.Module, context: Context, optimizer: Optimizer, **exchange: Any) -> None:
+        """`exchange`: the options of `attach` for the gradients of replicas."""
+        super().__init__(module, context)
+        shrink = context.shrink
+        self._blocks, self._dp = Blocks.of(module), shrink.dp
+        self._cache: ActivationCache | None = None
+        if shrink.cache:
+            layers = [sublayer.module for sublayer in self._blocks.cut()]
+            self._cache = shared_cache(
+                layers, samples=shrink.samples, ram=parse_bytes(shrink.cache), group=context.group
+            )
+        self.pipe = Pipeline(
+            self._blocks, optimizer, stages=shrink.pipe, prefix=self._cache, recorder=context.recorder, **exchange
+        )
+        world = parent_group(context.group)
+        self._groups = Groups(world, timeout_of(world, None))
+        self._groups.open(0)
+        if shrink.freeze:
+            self.freeze = self._freezer = Freezer(
+                self._blocks, shrink.freeze, optimizers=[optimizer], peers=self._groups, recorder=context.recorder
+            )
+
+    def part(self) -> tuple[int, int]:
+        return self.pipe.replica, self.pipe.shape.replicas
+
+    def forward(self, batch: tuple[Tensor, ...], *, samples: Tensor, view: int) -> Tensor:
+        """The whole step but the update: the passes of micro-batches are mixed in a pipeline."""
+        if self.freeze is not None:
+            self._freezer.before_forward(batch)
+        return self.pipe.train_batch(batch, ids=samples, view=view)
+
+    def backward(self, loss: Tensor) -> None:
+        pass
+
+    def evaluate(self, batch: tuple[Tensor, ...]) -> tuple[float, int, float] | None:
+        mine = self.pipe.share(len(batch[0]))
+        return self.pipe.evaluate(tuple(part[mine.start : mine.stop] for part in batch))
+
+    def end_epoch(self, test_loss: float | None, *, step_s: float, steps_left: int) -> int | None:
+        before = self._blocks.frozen()
+        frozen = super().end_epoch(test_loss, step_s=step_s, steps_left=steps_left)
+        if self._blocks.frozen() != before:
+            self._follow(step_s, steps_left)
+        return frozen
+
+    def _follow(self, step_s: float, steps_left: int) -> None:
+        """Other blocks train: balance the stages again, or make fewer stages and more replicas where that pays."""
+        stages = self.pipe.shape.stages
+        if stages == 1 or not steps_left:
+            return
+        if self._dp:
+            self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s)
+        if self.pipe.shape.stages == stages:
+            self.pipe.reshape(stages=stages)
+
+    def synchronised_bytes(self) -> int:
+        if self.pipe.shape.replicas == 1:
+            return 0
+        return super().synchronised_bytes()
+
+    def whole_state(self) -> dict[str, Any] | None:
+        return self.pipe.state_dict()
+
+    def load_whole_state(self, state: Mapping[str, Any]) -> None:
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])  # stages are balanced by what trains
+        stages = int(state["stages"])
+        # The shape that the run had; another number of ranks starts with the stages that were asked for.
+        if stages and stages != self.pipe.shape.stages and self.context.workers % stages == 0:
+            self.pipe.reshape(stages=stages)
+        self.pipe.load_state_dict(state)
+
+    def finish(self) -> None:
+        if self.pipe.sync is not None:
+            self.pipe.sync.wait()
+
+    def close(self) -> None:
+        if self.freeze is not None:
+            self.freeze.close()
+        self.pipe.close()
+        if self._cache is not None:
+            self._cache.close()
+        self._groups.close()

@@ -1,0 +1,49 @@
+"""`syncline train --pipe --dp --cache --freeze`: the losses of a single process, reshapes on the timeline, resuming."""
+
+import pytest
+from test_freeze_runs import train
+
+from syncline.errors import UsageError
+from syncline.train.config import Config
+from syncline.train.session.runs import list_runs
+
+FREEZE = {"train.freeze": "schedule(alpha=0.5)", "train.epochs": 3}
+PIPELINE = {"train.pipe": 2, "train.dp": True, "train.cache": "20MB"}
+
+
+def test_a_shrinking_pipeline_trains_like_a_single_process_and_resumes(tmp_path):
+    single, _, _ = train(tmp_path / "single", **FREEZE, **{"compare.strategies": ["single"]})
+    whole, heard, _ = train(
+        tmp_path / "whole", **FREEZE, **PIPELINE, **{"train.checkpoint_every": 6, "train.log_every": 4}
+    )
+    assert whole["loss"] == pytest.approx(single["loss"], rel=1e-4)
+    for ours, theirs in zip(whole["epochs"], single["epochs"], strict=True):
+        assert ours["frozen"] == theirs["frozen"]
+        assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+        assert ours["accuracy"] == theirs["accuracy"]
+    assert {change["kind"] for change in whole["restructurings"]} == {"freeze", "reshape"}
+    assert len(heard.lines) == 6
+
+    train(tmp_path / "cut", **{**FREEZE, "train.epochs": 2}, **PIPELINE, **{"train.checkpoint_every": 6})
+    checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000006"
+    resumed, _, _ = train(tmp_path, resume=checkpoint, **FREEZE, **PIPELINE, **{"train.checkpoint_every": 6})
+    assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    assert [epoch["frozen"] for epoch in resumed["epochs"]] == [epoch["frozen"] for epoch in whole["epochs"]]
+
+
+def test_what_no_pipeline_can_do_is_refused():
+    def runs(**changes):
+        return list_runs(
+            Config().override({key.replace("__", "."): value for key, value in changes.items()}), world_size=4
+        )
+
+    with pytest.raises(UsageError, match="'ddp' has no pipeline"):
+        runs(train__pipe=2, compare__strategies=["ddp"])
+    with pytest.raises(UsageError, match="4 ranks do not divide into pipelines of 3 stages"):
+        runs(train__pipe=3, compare__strategies=["syncline"])
+    with pytest.raises(UsageError, match="use another policy with --pipe"):
+        runs(train__pipe=2, train__freeze="plasticity", compare__strategies=["syncline"])
+    with pytest.raises(UsageError, match="leave every out"):
+        runs(train__cache="1MB", train__freeze="schedule(every=9)", compare__strategies=["syncline"])
+    with pytest.raises(UsageError, match="--pipe must be 1 or more"):
+        runs(train__pipe=0, compare__strategies=["syncline"])
