@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=Path("syncline-trace"))
     given = parser.parse_args()
     on_gpu = given.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("there is no device 'cuda' here: leave --device out")
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -294,7 +294,7 @@ def edges(rank: int, world: int) -> None:
     with pytest.raises(UsageError, match="differ between the ranks"):
         syncline.ddp_hook("none", seed=rank)
     with pytest.raises(UsageError, match="do not train"):
-        syncline.ddp_hook("none", exchange="server")
+        syncline.ddp_hook("none", exchange="server(dedicated=true)")
     with pytest.raises(UsageError, match="topk"):
         syncline.ddp_hook("topkk")
 

@@ -19,7 +19,7 @@ import syncline
 from ranks import run_ranks
 from syncline.errors import UsageError
 
-STEPS = 10
+STEPS = 6
 Loop = Callable[[Any, int], list[torch.optim.Optimizer]]
 
 
@@ -124,6 +124,7 @@ def every_loop(rank: int, world: int) -> dict[str, str]:
     return problems
 
 
+@pytest.mark.full
 def test_training_loops_match_torch_ddp_bit_for_bit() -> None:
     assert run_ranks(every_loop, 2, timeout=100) == [{}, {}]
 

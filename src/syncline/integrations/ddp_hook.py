@@ -6,7 +6,6 @@ somebody asks for them; a pass that broke off leaves none. Buckets come one by o
 are launched in that order.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,19 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from syncline import codecs
-from syncline import exchange as exchanges
 from syncline._compat import GradBucket
-from syncline.engine.executors.streams import StreamExecutor
-from syncline.engine.executors.threads import ThreadExecutor
-from syncline.engine.health.peer_errors import PeerMonitor
-from syncline.engine.launch.batches import count_rounds, launch_batches
-from syncline.engine.launch.units import Slot, StepContext, UnitRun, as_real, flat_state, gather_states, read_state
-from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
+from syncline.engine.launch.units import Slot, UnitRun, as_real, flat_state, gather_states, read_state
+from syncline.engine.process_groups import GroupLike
 from syncline.engine.shutdown import close_when_collected
 from syncline.errors import UsageError
+from syncline.integrations.buckets import BucketExchange
 from syncline.plan import Unit
-from syncline.trace.record.recorder import Recorder, process_recorder
 
 
 def ddp_hook(
@@ -55,7 +48,9 @@ class HookState:
     """The state of a DDP hook: a codec, its state by parameter, and the buckets of the current pass."""
 
     def __init__(self, spec: str, *, exchange: str | None, process_group: GroupLike, seed: int) -> None:
-        self._exchange = _BucketExchange(spec, pattern=exchange, process_group=process_group, seed=seed)
+        self._exchange = BucketExchange(
+            spec, pattern=exchange, process_group=process_group, seed=seed, caller="ddp_hook"
+        )
         self._slots: dict[int, Slot] = {}
         self._units: list[UnitRun] = []
         self._unused_states: dict[int, dict[str, Tensor]] = {}
@@ -86,10 +81,7 @@ class HookState:
             self._exchange.begin(buffer.device)
         elif bucket.index() != self._sent:
             raise UsageError("buckets of two models come to one hook: call syncline.ddp_hook once for each model")
-        unit, exchange = self._unit(bucket), self._exchange
-        for launch in unit.launches:
-            launch.context = StepContext(exchange.step, exchange.rank, exchange.world, exchange.seed)
-        future = exchange.send(unit, buffer)
+        future = self._exchange.send(self._unit(bucket), buffer)
         self._sent += 1
         if bucket.is_last():
             self._complete = True
@@ -194,136 +186,3 @@ def _view(grad: Tensor, parameter: Tensor) -> Tensor:
     if parameter.is_contiguous() or extent != parameter.numel():
         return grad
     return grad.as_strided(parameter.shape, parameter.stride(), grad.storage_offset())
-
-
-class _BucketThreads(ThreadExecutor):
-    """Worker threads that get buckets one by one, and set a future when one is done."""
-
-    def __init__(self, recorder: Recorder, *, peers: PeerMonitor, cut: Callable[[], None]) -> None:
-        self._futures: set[Future[Tensor]] = set()
-        """Futures without a result; guarded by `_futures_lock`."""
-        self._futures_lock = threading.Lock()
-        super().__init__(recorder, peers=peers, cut=cut)
-
-    def send(self, unit: UnitRun, buffer: Tensor) -> "Future[Tensor]":
-        future: Future[Tensor] = Future()
-        with self._futures_lock:
-            self._futures.add(future)  # first: `fail` of another thread then finds it
-        try:
-            self.append(unit)
-        except BaseException:
-            self._take(future)
-            raise
-        self.after(unit, lambda: self._deliver(future, buffer))
-        # An exception reaches waiters in C++ only through a callback that raises it.
-        return future.then(lambda f: f.value())
-
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        with self._futures_lock:
-            left, self._futures = self._futures, set()
-        failure = self.failure if isinstance(self.failure, Exception) else RuntimeError(repr(self.failure))
-        for future in left:
-            future.set_exception(failure)  # type: ignore[arg-type]
-
-    def _take(self, future: "Future[Tensor]") -> bool:
-        """Remove a future; False if `fail` has taken it already."""
-        with self._futures_lock:
-            mine = future in self._futures
-            self._futures.discard(future)
-        return mine
-
-    def _deliver(self, future: "Future[Tensor]", buffer: Tensor) -> None:
-        if self._take(future):
-            future.set_result(buffer)
-
-
-class _BucketStreams(StreamExecutor):
-    """Side streams that get buckets one by one; waiters of the future are ordered behind them."""
-
-    def __init__(self, recorder: Recorder, device: torch.device, *, peers: PeerMonitor) -> None:
-        super().__init__(recorder, device, peers=peers, captures=None)
-        self._delivery = torch.cuda.Stream(device, priority=-1)
-
-    def send(self, unit: UnitRun, buffer: Tensor) -> "Future[Tensor]":
-        self.append(unit)
-        exchanged = self.exchanged(unit)
-        assert exchanged is not None
-        future: Future[Tensor] = Future(devices=[self.device])
-        with torch.cuda.stream(self._delivery):
-            self._delivery.wait_event(exchanged.event)
-            future.set_result(buffer)
-        return future
-
-
-class _BucketExchange:
-    """Process groups, links and the executor for one model's buckets; `step` counts backward passes."""
-
-    def __init__(self, spec: str, *, pattern: str | None, process_group: GroupLike, seed: int) -> None:
-        self.codec = codecs.build(spec)
-        self.pattern = str(exchanges.check(self.codec, pattern or exchanges.legal(self.codec)[0]))
-        parent = parent_group(process_group, caller="ddp_hook")
-        self.groups = Groups(parent, timeout_of(parent, None))
-        self.seed, self.step = seed, 0
-        self.rank, self.world = self.groups.rank, self.groups.world
-        self.links: dict[str, list[exchanges.Link]] = {self.pattern: []}
-        self._executor: _BucketThreads | _BucketStreams | None = None
-        self._closed = self.world == 1
-        if self._closed:
-            return
-        if exchanges.build(self.pattern).workers(self.world) != self.world:
-            raise UsageError(f"exchange '{self.pattern}' needs ranks that do not train, and all ranks of DDP do: use"
-                             f" {', '.join(n for n in exchanges.legal(self.codec) if n != 'server')}")  # fmt: skip
-        usual = launch_batches(self.codec, ("matrix", "vector"), ((64, 64), (64,)), 1)
-        self.open(count_rounds(usual[0])[0])
-        self.groups.agree(f"{self.codec} {self.pattern} {seed}", "the hooks' settings")
-        self._peers = PeerMonitor(self)
-
-    def open(self, rounds: int) -> None:
-        """Have links for this many rounds; all ranks call this alike."""
-        self.groups.open(rounds)
-        links = self.links[self.pattern]
-        links += [exchanges.connect(self.pattern, group) for group in self.groups.rounds[len(links) :]]
-
-    def fail(self, error: BaseException) -> None:
-        """Stop all that is in flight with this error."""
-        if self._executor is not None:
-            self._executor.fail(error)
-
-    def begin(self, device: torch.device) -> None:
-        """A backward pass starts."""
-        if self._closed:
-            raise UsageError("this hook's state is closed: register a new syncline.ddp_hook on a new DDP model")
-        if self._executor is None:
-            recorder = process_recorder(device, group=self.groups.label)
-            if device.type == "cuda":
-                self._executor = _BucketStreams(recorder, device, peers=self._peers)
-            else:
-                self._executor = _BucketThreads(recorder, peers=self._peers, cut=self.groups.cut)
-        self._peers.doing = f"step {self.step}: backward"
-        self._executor.begin([])
-
-    def send(self, unit: UnitRun, buffer: Tensor) -> "Future[Tensor]":
-        """Launch a bucket behind those before it; the future gives `buffer`, filled with averaged gradients."""
-        assert self._executor is not None
-        return self._executor.send(unit, buffer)
-
-    def wait(self, unit: UnitRun) -> None:
-        """Return when a bucket that was sent in this pass is averaged."""
-        exchanged = None if self._executor is None else self._executor.exchanged(unit)
-        assert exchanged is not None
-        exchanged.wait()
-
-    def close(self, *, reuse_groups: bool = True) -> None:
-        """End all threads; `reuse_groups`: the next engine may use the process groups, on every rank."""
-        if self._closed:
-            return
-        self._closed = True
-        self._peers.close()
-        failed = False
-        if self._executor is not None:
-            self._executor.close()
-            self._executor.recorder.engines -= 1
-            failed = self._executor.failure is not None
-        if reuse_groups and not failed:
-            self.groups.close()
