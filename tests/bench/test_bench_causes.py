@@ -90,5 +90,4 @@ def test_the_page_shows_the_committed_result_and_it_is_good_enough():
         (cause, loop) for cause in CAUSES for loop in LOOPS
     }
     assert result["summary"]["right"] >= 0.95 * result["summary"]["runs"]
-    # Short of the goal of 95%: the page says where the milliseconds are wrong.
-    assert result["summary"]["close"] >= 0.8 * result["summary"]["runs"]
+    assert result["summary"]["close"] >= 0.95 * result["summary"]["runs"]

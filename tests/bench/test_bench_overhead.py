@@ -1,19 +1,20 @@
 """`bench overhead`: a quick run of real ranks, and the computation of its rows."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from syncline.bench.overhead import never_slower
+from syncline.bench.output import markdown_table
+from syncline.bench.overhead import gpu_claims, never_slower
 from syncline.bench.overhead import run as overhead
-from syncline.bench.overhead.never_slower import claim_of
 from syncline.bench.overhead.rows import against_rival, row
 from syncline.errors import UsageError
 
 TINY = ("--model", "mlp(hidden=16)", "--data", "synthetic(image_size=8)", "--blocks", "2", "--steps", "2")
 
 
-@pytest.mark.alone
+@pytest.mark.full
 def test_a_quick_run_has_every_way_and_its_ratios(tmp_path, capsys):
     out = tmp_path / "results" / "overhead.json"
     options = ["--device", "cpu", *TINY, "--warm-up", "1", "--codecs", "powersgd(rank=2)", "--out", str(out)]
@@ -76,12 +77,43 @@ def test_the_rival_is_the_best_ddp_that_sends_the_same():
     }
     assert found["syncline"]["step"]["median"] == 0.75, "1 and 0.5, by round"
     assert found["syncline(bf16)"]["cpu"]["median"] == 3
-    cell = never_slower.Cell("resnet50", 2)
-    claims = [claim_of(cell, line["way"], line["rival"], line["step"], 1.02) for line in found.values()]
-    assert [claim["held"] for claim in claims] == [True, False, True]
+    cell = {"model": "resnet50", "ranks": 2, "network": "loopback", "against": list(found.values())}
+    claims = never_slower.claims(cell)
+    assert [claim["held"] for claim in claims] == [True, False, True, True, False]
     heads, lines = never_slower.table({"rows": claims})
-    assert lines[1] == ["resnet50", "2", "loopback", "syncline(bf16)", "ddp-bf16", "3.000", "3.00-3.00", "1.02", "no"]
+    where = ["resnet50", "2", "loopback", "syncline(bf16)"]
+    assert lines[1] == [*where, "best DDP: ddp-bf16", "3.000", "3.00-3.00", "1.02", "no"]
+    assert lines[4] == [*where, "CPU time of ddp-bf16", "3.000", "3.00-3.00", "1.02", "no"]
     assert len(heads) == len(lines[0])
+
+
+def test_a_part_of_the_cells_is_measured_again(tmp_path, monkeypatch):
+    asked, ratio = [], {"median": 1.0, "low": 0.9, "high": 1.1}
+
+    def found(cell, progress):
+        asked.append(cell.label)
+        line = {"way": "syncline(auto)", "rival": "ddp", "step": {**ratio, "median": float(len(asked))}}
+        place = {"label": cell.label, "model": cell.model, "ranks": cell.ranks, "network": cell.network}
+        return {**place, "busy_before": 0.2 * cell.ranks, "against": [line]}
+
+    monkeypatch.setattr(never_slower, "_found", found)
+    out, page = tmp_path / "never-slower.json", tmp_path / "page.md"
+    page.write_text("<!-- never-slower -->\n<!-- /never-slower -->\n")
+    assert overhead.main(["--never-slower", "--out", str(out)]) == 0
+    cells = [cell.label for cell in never_slower.CELLS]
+    assert asked == cells == [one["label"] for one in json.loads(out.read_text())["cells"]]
+    assert len(set(cells)) == len(cells)
+    assert overhead.main(["--never-slower", "--only", "200Mbit", "--out", str(out), "--page", str(page)]) == 0
+    again = [label for label in cells if "200Mbit" in label]
+    assert asked[len(cells) :] == again
+    result = json.loads(out.read_text())
+    assert [one["label"] for one in result["cells"]] == cells, "the others are kept, in their order"
+    medians = [claim["ratio"]["median"] for claim in result["rows"]]
+    assert sorted(medians)[-len(again) :] == [len(cells) + 1 + i for i in range(len(again))]
+    assert result["warnings"][0].startswith(f"{cells[0]}: other programs use 40%")
+    assert page.read_text().count("syncline(auto)") == len(cells)
+    with pytest.raises(SystemExit):
+        overhead.main(["--never-slower", "--only", "token ring"])
 
 
 @pytest.mark.full
@@ -92,8 +124,9 @@ def test_a_quick_comparison_with_the_best_ddp(tmp_path):
     assert overhead.main(["--never-slower", "--quick", "--out", str(out)]) == 0
     result = json.loads(out.read_text())
     assert {claim["network"] for claim in result["rows"]} == {"loopback", "200Mbit"}
-    assert [line["cached"] for line in result["first_steps"][0]["rows"]] == [False, False, True, True]
-    assert all("earlier run" in text for line in result["first_steps"][0]["rows"][2:] for text in line["tuning"])
+    first = result["cells"][-1]["first_steps"]
+    assert [line["cached"] for line in first] == [False, False, True, True]
+    assert all("earlier run" in text for line in first[2:] for text in line["tuning"])
 
 
 def test_invalid_options_are_refused_before_ranks_start():
@@ -101,3 +134,58 @@ def test_invalid_options_are_refused_before_ranks_start():
         overhead.options("cpu", ["powersgdd"])
     with pytest.raises(UsageError, match="ranks 2 or more"):
         overhead.measure(overhead.options("cpu", ranks=1))
+
+
+def test_claims_about_a_gpu_compare_with_torchs_own_and_with_training_alone():
+    cell = gpu_claims.FREE[0]
+    times = {"alone": 1.0, "ddp": 4.0, "ddp-bf16": 3.0, "ddp-powersgd(rank=4)": 6.0}
+    times |= {"ddp-powersgd(rank=32)": 8.0, "syncline": 4.0, "syncline(auto)": 3.3}
+    times |= {"syncline(powersgd(rank=4))": 3.0, "syncline(powersgd(rank=32) | bf16)": 12.0}
+    assert set(times) == set(cell.ways)
+
+    def seen(way):
+        steps, peak = [times[way], 2 * times[way]], {"alone": 300, "ddp": 320, "syncline": 325}.get(way, 600)
+        memory = {"after_step": peak, "after_wait": peak, "peak": peak, "state": 0}
+        empty = {"kept_busy": [True] * 2, "loss": 1.0, "plan": {}, "issue_phases": [[1.0] * 4] * 2}
+        phases = {"phases": [[1.0] * 4] * 2, "memory": memory, **empty}
+        return {"step": steps, "cpu": steps, "thread": steps, "issue": [10 * t for t in steps], **phases}
+
+    record = {"ways": {way: seen(way) for way in cell.ways}, "gradient_bytes": 100, "tensors": 161}
+    rows = [row(way, [record]) for way in cell.ways]
+    claims = gpu_claims.claims_of(cell, [record], rows)
+    found = {(claim["way"], claim["against"]): (claim["value"]["median"], claim["held"]) for claim in claims}
+    low, high = "syncline(powersgd(rank=4))", "syncline(powersgd(rank=32) | bf16)"
+    peak = "peak memory above alone, in gradients"
+    assert found == {
+        ("syncline", "step of ddp"): (1.0, True),
+        ("syncline(auto)", "step of ddp-bf16"): (pytest.approx(1.1), False),
+        (low, "step of ddp-powersgd(rank=4)"): (0.5, True),
+        (high, "step of ddp-powersgd(rank=32)"): (1.5, False),
+        ("syncline", "issue ms above ddp"): (0.0, True),
+        (low, "issue ms"): (45.0, True),
+        (high, "issue ms"): (180.0, False),
+        ("syncline", peak): (0.25, True),
+        (low, peak): (3.0, False),
+        (high, peak): (3.0, False),
+    }
+    shaped = gpu_claims.chosen("resnet50", "1Gbit")[0]
+    few = {"ways": {way: seen(way) for way in shaped.ways}}
+    (line,) = gpu_claims.claims_of(shaped, [few], [])
+    assert (line["way"], line["limit"], line["held"]) == ("syncline(auto)", 1.0, False)
+    heads, lines = gpu_claims.table({"rows": [{"model": "resnet50", "network": "1Gbit", **line}]})
+    assert lines == [["resnet50", "1Gbit", "syncline(auto)", "step of ddp-bf16", "1.100", "1.10-1.10", "1.00", "no"]]
+    assert len(heads) == len(lines[0])
+    shown = {"network": "1Gbit", "rows": [row(way, [{**few, "gradient_bytes": 1}]) for way in shaped.ways]}
+    claimed = {"model": "resnet50", "network": "1Gbit", **line}
+    page = gpu_claims.page({"environment": {"device": "H200"}, "cells": [shown], "rows": [claimed]})
+    assert all(text in page for text in ("Never slower than torch", "syncline(auto)", "4.95", "H200"))
+    with pytest.raises(UsageError, match="choose from resnet50 unshaped"):
+        gpu_claims.chosen("resnet51")
+
+
+def test_the_page_shows_the_committed_claims():
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks" / "results" / "never-slower-cpu.json").read_text())
+    assert markdown_table(*never_slower.table(result)) in (root / "docs" / "bench.md").read_text()
+    assert result["rows"] == [line for found in result["cells"] for line in never_slower.claims(found)]
+    assert [found["label"] for found in result["cells"]] == [cell.label for cell in never_slower.CELLS]

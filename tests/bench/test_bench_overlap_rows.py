@@ -2,8 +2,10 @@
 
 import pytest
 
-from syncline.bench.overlap.rows import Entry, last_two_steps, pictured, rows
-from syncline.bench.overlap.run import contestants
+from syncline.bench.overlap.ablation import ablation, label_rows
+from syncline.bench.overlap.rows import Entry, family_of, kind_of, last_two_steps, pictured, rows
+from syncline.bench.overlap.run import all_rivals, contestants
+from syncline.train.strategies import load
 
 
 def entry(strategy, by_round, *, wire=None, losses=(), **more):
@@ -33,6 +35,61 @@ def test_ratios_are_paired_by_round_and_the_best_buckets_are_the_rival():
     assert [name for name, row in made.items() if row["best_of_family"]] == ["ddp(bucket_mb=5)", "ddp-bf16"]
     assert made["ddp"]["times_faster_than"] == {}
     assert (made["ddp"]["step_ms_low"], made["ddp"]["step_ms_high"]) == (8, 80)
+
+
+def test_hierarchical_is_compared_with_the_same_codec_over_the_best_flat_exchange():
+    made = by_name(
+        [
+            entry("syncline(int8)", [[8.0], [80.0]]),
+            entry("syncline(int8, sharded)", [[6.0], [60.0]]),
+            entry("syncline(bf16)", [[1.0], [1.0]]),
+            entry("syncline(auto)", [[1.0], [1.0]]),
+            entry("syncline(int8, hierarchical(node=2))", [[2.0], [30.0]]),
+        ],
+        bytes_per_s=None,
+    )
+    found = made["syncline(int8, hierarchical(node=2))"]["times_faster_than_flat"]
+    assert found == {"against": "syncline(int8, sharded)", "median": 2.5, "low": 2, "high": 3, "rounds": [3.0, 2.0]}
+    assert all(row["times_faster_than_flat"] is None for name, row in made.items() if "hierarchical" not in name)
+
+
+def test_the_best_of_all_rivals_is_compared_too():
+    made = by_name(
+        [
+            entry("ddp", [[8.0]]),
+            entry("horovod(cycle_ms=5)", [[7.0]]),
+            entry("horovod", [[6.0]]),
+            entry("byteps", [[1.0]], error={"rank": 1, "summary": "gone", "traceback": ""}),
+            entry("syncline", [[2.0]]),
+        ],
+        bytes_per_s=None,
+    )
+    assert made["syncline"]["times_faster_than_best"]["against"] == "horovod"
+    assert set(made["syncline"]["times_faster_than"]) == {"ddp", "horovod", "byteps"}
+    assert made["ddp"]["times_faster_than_best"] is None
+
+
+def test_all_rivals_are_strategies_that_differ():
+    names = all_rivals()
+    assert len(names) == len(set(names))
+    assert {kind_of(name) for name in names} == {"rival"}
+    kinds = {"ddp", "ddp-bf16", "horovod", "byteps", "ring-dgc", *(f"ddp-powersgd(rank={n})" for n in (1, 4, 64))}
+    assert {family_of(name) for name in names} == kinds
+
+
+def test_an_ablation_adds_one_part_in_each_row():
+    stages = ablation("int8")
+    schedules = [load(name).schedule for name in stages.values()]
+    parts = [0 if s is None else s.overlap + s.ordered + s.grouped + s.planned for s in schedules]
+    assert parts == [0, 0, 1, 2, 3, 4, 0]
+    assert [kind_of(name) for name in stages.values()] == ["ours"] * 7
+    names = ("local", *stages.values())
+    entries = [entry(name, [[8.0 / number], [80.0 / number]]) for number, name in enumerate(names, 1)]
+    result = {"rows": rows(entries, bytes_per_s=None)}
+    label_rows(result, stages)
+    assert [row["stage"] for row in result["rows"]] == [None, *stages]
+    assert "times_faster_than_first" not in result["rows"][1]
+    assert result["rows"][3]["times_faster_than_first"]["median"] == pytest.approx(2.0), "paired with the dense row"
 
 
 def test_the_bound_is_the_longer_of_compute_and_wire():

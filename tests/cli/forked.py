@@ -4,6 +4,7 @@ For whatever is about the command and not about the start of an interpreter, whi
 exit codes, signals, what is left behind. Not with `--nodes`: an ordinary user's process is started anew for that.
 """
 
+import gc
 import multiprocessing.forkserver
 import os
 import socket
@@ -71,6 +72,7 @@ def launched(*args, ranks, cwd, **variables):
 
 
 def _main(args, cwd, names, variables):
+    gc.freeze()
     os.setsid()
     os.chdir(cwd)
     for descriptor, name in zip((1, 2), names, strict=True):

@@ -37,16 +37,17 @@ def test_codecs_of_ours_and_of_the_users(tmp_path):
     assert "my_codec:myhalf" in page
 
 
-def test_convergence_has_a_dense_row_and_curves(tmp_path):
-    args = ("--codecs", "int8", "--steps", "3", "--model", "mlp(hidden=16)", "--data", "shapes", "--json", "--out", "b")
-    done = call("bench", "convergence", *args, cwd=tmp_path)
+def test_quality_has_a_dense_row_and_curves(tmp_path):
+    job = ("--codecs", "int8", "--steps", "3", "--model", "mlp(hidden=16)", "--data", "shapes", "--seeds", "0")
+    done = call("bench", "quality", *job, "--json", "--out", "b", cwd=tmp_path)
     assert done.code == 0, done.err
-    dense, lossy = json.loads(done.out)["rows"]
+    result = json.loads(done.out)
+    dense, lossy = result["rows"]
     assert dense["codec"] == "none"
-    assert dense["points_below_dense"] == 0
-    assert lossy["loss"] == pytest.approx(dense["loss"], abs=0.05)
-    assert lossy["wire_ratio"] > 3
-    assert 'data-chart="loss-1"' in (tmp_path / "b" / "convergence.html").read_text()
+    assert lossy["loss"]["train"] == pytest.approx(dense["loss"]["train"], abs=0.05)
+    assert [row["verdict"] for row in result["summary"]] == ["dense", "one seed"]
+    assert result["summary"][1]["wire_ratio"] > 3
+    assert 'data-chart="loss-0-1"' in (tmp_path / "b" / "quality.html").read_text()
 
 
 def test_an_own_strategy_must_be_one():

@@ -14,7 +14,7 @@ from syncline.trace import PHASES
 MODEL = ("--model", "mlp(hidden=64)", "--batch", "16", "--steps", "5", "--set", "train.test_samples=16")
 KEYS = {
     "strategy", "status", "world_size", "step_ms", "first_step_ms", "loss", "test_accuracy", "samples_per_s",
-    "wire_bytes_per_step", "breakdown", "ranks",
+    "wire_bytes_per_step", "breakdown", "ranks", "train_accuracy", "peak_memory_bytes",
 }  # fmt: skip
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -25,19 +25,22 @@ def check_run(entry, *, world_size, steps=5):
     assert entry["world_size"] == world_size == len(entry["ranks"])
     assert len(entry["loss"]) == steps == len(entry["step_ms_series"])
     assert {"median", "mean", "p95"} <= set(entry["step_ms"])
+    assert entry["peak_memory_bytes"] == max(part["peak_memory_bytes"] for part in entry["ranks"])
     for part in (entry, *entry["ranks"]):
+        assert part["peak_memory_bytes"] > 0
         assert set(part["breakdown"]) == set(PHASES)
         assert sum(part["breakdown"].values()) == pytest.approx(1, abs=0.01)
 
 
 def test_every_strategy_on_local_ranks(tmp_path):
-    strategies = "single,gather-scatter,all-reduce,server(servers=2),ring,ddp,ddp-bf16"
+    strategies = "single,gather-scatter,all-reduce,server(servers=2),ring,ddp,ddp-bf16,horovod,byteps"
     done = call("compare", "--strategies", strategies, *MODEL, "--nproc", "4", "--out", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     content = results(tmp_path / "run")
     by_name = {entry["strategy"]: entry for entry in content["runs"]}
     for name, entry in by_name.items():
         check_run(entry, world_size=1 if name == "single" else 4)
+        assert all(0 <= part["train_accuracy"] <= 1 for part in (entry, *entry["ranks"]))
         folder = tmp_path / "run" / "runs" / name.replace("(", "-").replace(")", "").replace("=", "-")
         rows = [json.loads(line) for line in (folder / "rank0.steps.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(5))
@@ -131,6 +134,7 @@ def test_a_failing_strategy_of_launched_ranks_leaves_the_others(tmp_path):
     check_run(single, world_size=1, steps=4)
 
 
+@pytest.mark.full  # one agent is above, ranks on nodes are in `cluster/test_cluster_run.py`
 @pytest.mark.namespaces
 def test_two_torchrun_agents_in_two_namespaces(tmp_path):
     agent = (
@@ -149,6 +153,7 @@ def test_two_torchrun_agents_in_two_namespaces(tmp_path):
     assert entry["wire_bytes_per_step"] == pytest.approx(entry["wire"]["theory_bytes"], rel=0.1)
 
 
+@pytest.mark.full  # ranks of any launcher are above, ranks on nodes without torchrun in `cluster/test_cluster_run.py`
 @pytest.mark.namespaces
 def test_as_the_command_of_a_cluster_without_torchrun(tmp_path):
     own = f"{sys.executable} -m syncline compare --strategies ddp,server --model 'mlp(hidden=16)' --batch 6 --steps 3"

@@ -51,7 +51,9 @@ def test_stuck_rank_ends_at_the_timeout(tmp_path):
     assert "imed out" in crash["error"]["summary"], crash["error"]["summary"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_interrupted_comparison_keeps_what_had_finished(number, tmp_path):
     args = ("--model", "faulty:slow(seconds=0.15)", "--batch", "8", "--steps", "12", "--nproc", "2", "--out", "run")
     make, where = (Forked, ()) if number == signal.SIGHUP else (Command, ("--nodes", "2"))
@@ -105,6 +107,7 @@ def test_killed_parent_leaves_no_rank(tmp_path):
         assert not list(Path(temporary).glob("pymp-*"))
 
 
+@pytest.mark.full
 def test_two_comparisons_at_once(tmp_path):
     args = ("compare", "--strategies", "all-reduce,ddp", *SMALL[:-2], "--nodes", "2", "--bandwidth", "1Gbit")
     first, second = Command(*args, cwd=tmp_path), Command(*args, cwd=tmp_path)

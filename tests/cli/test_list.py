@@ -16,6 +16,7 @@ KINDS = {
     "models": "vgg19",
     "data": "fashion-mnist",
     "optimizers": "adamw",
+    "policies": "gradnorm",
     "recipes": "demo",
 }
 
@@ -41,12 +42,19 @@ def test_every_name_has_its_arguments_and_most_a_sentence(kind, monkeypatch, cap
 def test_arguments_are_written_as_in_a_spec(monkeypatch, capsys) -> None:
     call(monkeypatch, "list", "strategies", "--json")
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["strategies"]}
-    assert entries["ddp-powersgd"]["arguments"] == "rank=4, bucket_mb=25.0, unused=false"
+    assert (
+        entries["ddp-powersgd"]["arguments"] == "rank=4, bucket_mb=25.0, unused=false, static_graph=false, batch=false"
+    )
 
 
 def test_a_misspelled_kind_names_the_nearest(monkeypatch, capsys) -> None:
     assert call(monkeypatch, "list", "codec") == 2
     assert "did you mean 'codecs'" in capsys.readouterr().err
+
+
+def test_without_a_kind_all_are_named(monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "list") == 2
+    assert f"syncline list {'|'.join(KINDS)}" in capsys.readouterr().err
 
 
 def test_without_the_extra_packages_the_command_says_what_to_install() -> None:

@@ -1,4 +1,4 @@
-"""`syncline bench overlap` on two emulated nodes: turns that never overlap, a crash that only loses itself."""
+"""`syncline bench overlap` and `bench models` on two emulated nodes: turns, a crash that only loses itself."""
 
 import json
 import os
@@ -6,13 +6,13 @@ import signal
 from itertools import pairwise
 
 import pytest
-from command import Command, run
-
-pytestmark = pytest.mark.alone
+from command import run
+from forked import Forked, call
 
 SMALL = ("--model", "mlp(hidden=16)", "--batch", "8", "--nodes", "2", "--bandwidth", "1Gbit", "--seconds", "0.2")
 
 
+@pytest.mark.alone
 @pytest.mark.namespaces
 def test_contestants_take_turns_and_one_that_crashes_loses_only_itself(tmp_path):
     names = ("local", "ddp", "turns:Raising", "syncline(powersgd(rank=2))")
@@ -55,7 +55,7 @@ def test_contestants_take_turns_and_one_that_crashes_loses_only_itself(tmp_path)
 
 def test_interrupted_it_keeps_what_was_measured(tmp_path):
     args = ("--model", "mlp(hidden=16)", "--batch", "8", "--nproc", "2", "--strategies", "local,ddp", "--out", "b")
-    command = Command("bench", "overlap", *args, "--rounds", "1000", "--seconds", "0.1", cwd=tmp_path)
+    command = Forked("bench", "overlap", *args, "--rounds", "1000", "--seconds", "0.1", cwd=tmp_path)
     command.wait_for("round 2 of 1000")
     os.kill(command.process.pid, signal.SIGINT)
     command.finish(timeout=30)
@@ -68,7 +68,21 @@ def test_interrupted_it_keeps_what_was_measured(tmp_path):
 
 def test_what_only_a_rank_can_see_is_one_line_and_leaves_nothing(tmp_path):
     args = ("--model", "mpl", "--batch", "8", "--nproc", "2", "--strategies", "local,ddp", "--out", "b")
-    done = run("bench", "overlap", *args, cwd=tmp_path)
+    done = call("bench", "overlap", *args, cwd=tmp_path)
     assert done.code == 2, done.err
     assert "did you mean 'mlp'" in done.err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.alone
+@pytest.mark.namespaces
+def test_models_measures_the_chosen_cells(tmp_path):
+    done = run("bench", "models", "--quick", "--only", "byteps", "--out", "m", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [row["strategy"] for row in result["rows"]] == ["ddp", "byteps"]
+    for row in result["rows"]:
+        assert (row["model"], row["bandwidth"], row["status"]) == ("lstm", "1Gbit", "ok")
+        assert min(row[key] for key in ("step_ms", "samples_per_s", "wire_bytes", "peak_memory_bytes", "loss")) > 0
+        assert row["loss"] == pytest.approx(row["loss_dense"], rel=1e-3), "both average without loss"
+    assert (tmp_path / "m" / "models.html").exists()

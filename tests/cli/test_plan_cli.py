@@ -154,6 +154,9 @@ def test_broken_files_are_named(invoke, tmp_path):
         done = invoke("plan", "run")
         assert (done.code, name in done.err) == (2, True), done.err
         (folder / name).write_text(kept)
+    (folder / "errors.json").write_text("{}")
+    done = invoke("plan", "run")
+    assert (done.code, "errors.json" in done.err) == (2, True), done.err
 
 
 def test_from_end_to_end(tmp_path):
@@ -164,5 +167,7 @@ def test_from_end_to_end(tmp_path):
     assert told["plan"]["hash"] == load(tmp_path / "plan.toml").hash
     assert told["replay"]["steps"] >= 3
     folder = tmp_path / told["from"]
-    assert {"plan.toml", "costs.json", "shapes.json"} <= {path.name for path in folder.iterdir()}
+    assert {"plan.toml", "costs.json", "shapes.json", "errors.json"} <= {path.name for path in folder.iterdir()}
+    assert [point["limit"] for point in told["frontier"]] == sorted({point["limit"] for point in told["frontier"]})
+    assert set(told["frontier"][0]["codecs"]) <= {"none", "bf16"}
     assert not list(folder.glob(".*"))

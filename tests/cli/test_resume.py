@@ -22,12 +22,13 @@ SGD, ADAMW = "sgd(lr=0.05, momentum=0.9)", "adamw(lr=0.01)"
 
 # (strategy, workers, optimizer): a new strategy adds a line
 CASES = [
-    ("ddp", 3, SGD),
-    ("server", 2, ADAMW),
-    ("resumable:ErrorFeedback", 2, SGD),
-    ("syncline", 3, ADAMW),
+    ("ddp", 3, ADAMW),
+    pytest.param("server", 2, ADAMW, marks=pytest.mark.full),
+    pytest.param("resumable:ErrorFeedback", 2, SGD, marks=pytest.mark.full),  # `finished` is one, and is resumed
+    pytest.param("syncline", 3, ADAMW, marks=pytest.mark.full),  # the next one has codec state as well
     ("syncline(powersgd(rank=2))", 2, SGD),
-    ("syncline(dgc(0.05))", 2, "sgd(lr=0.05)"),
+    pytest.param("syncline(dgc(0.05))", 2, "sgd(lr=0.05)", marks=pytest.mark.full),
+    pytest.param("ring-dgc(ratio=0.2, warmup=6)", 2, SGD, marks=pytest.mark.full),
 ]
 
 STEPS, EPOCHS, EVERY = 7, 2, 4
@@ -129,7 +130,9 @@ def _check_resumed(tmp_path, workers, *, lost_after, resumed_at):
     assert any(f"resumed at step {resumed_at} of" in text for text in load(tmp_path / "cut")["warnings"])
 
 
-@pytest.mark.parametrize(("strategy", "workers", "optimizer"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("strategy", "workers", "optimizer"), CASES, ids=[getattr(case, "values", case)[0] for case in CASES]
+)
 def test_killed_and_resumed_is_bit_equal_to_uninterrupted(strategy, workers, optimizer, tmp_path):
     arguments, rows = _arguments(strategy, workers, optimizer), random.choice(KILLED_AFTER)
     killed = Forked(*arguments, "--out", "../cut", cwd=_apart(tmp_path), SYNCLINE_TEST_SLEEP="0.15")
@@ -249,7 +252,9 @@ def _put_pipes(folder):
     return "rank1.pt cannot be read: it is not a regular file"
 
 
-HARMS = [_truncate, _lose_a_file, _kill_during_the_write, _change_a_shape, _put_pipes]
+# What else is damage is tested without ranks, in `train/test_damaged_runs.py`.
+HARMS = [_truncate, _kill_during_the_write, _put_pipes]
+HARMS += [pytest.param(harm, marks=pytest.mark.full) for harm in (_lose_a_file, _change_a_shape)]
 
 
 @pytest.mark.parametrize("harm", HARMS)

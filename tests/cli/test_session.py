@@ -1,16 +1,13 @@
 """Sessions in this process: the page of a real comparison in Chromium, and a machine without namespaces."""
 
-from pathlib import Path
-
 import pytest
 
+from chromium import CHROMIUM, OPTIONS
 from syncline.cluster.capabilities import Capabilities
 from syncline.train.config import Config
 from syncline.train.session.local import run_local
 
 sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 
 
 class Silent:
@@ -23,7 +20,7 @@ class Silent:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
     config = Config().override(
         {
@@ -38,7 +35,7 @@ def test_the_page_of_a_real_comparison_draws_without_complaint(tmp_path):
     folder, _ = run_local(config, out=tmp_path / "run", watcher=Silent())
     trouble = []
     with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=QUIET.split())
+        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=list(OPTIONS))
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.on("console", lambda message: trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))

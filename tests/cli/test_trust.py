@@ -83,7 +83,7 @@ def _run_folder(folder, **settings):
     return folder
 
 
-KEYS = ("train__model", "train__data", "train__optimizer", "compare__strategies")
+KEYS = ("train__model", "train__data", "train__optimizer", "train__freeze", "compare__strategies")
 
 
 @pytest.mark.parametrize("key", KEYS)

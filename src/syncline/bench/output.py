@@ -1,13 +1,14 @@
-"""Output of the benchmarks: environment, JSON files, and lines of progress with the time that is left."""
+"""Output of the benchmarks: environment, JSON files, tables in pages, lines of progress with the time that is left."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from syncline.errors import UsageError
 from syncline.files import write_text
 
 
@@ -20,6 +21,27 @@ def environment(device: torch.device) -> dict[str, Any]:
 def write_json(result: dict[str, Any], path: Path) -> None:
     """Write the result atomically."""
     write_text(json.dumps(result, indent=1) + "\n", path)
+
+
+def markdown_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table of a page.
+
+    >>> print(markdown_table(["way", "ratio"], [["ddp", "1.00"]]))
+    | way | ratio |
+    | --- | --- |
+    | ddp | 1.00 |
+    """
+    return "\n".join("| " + " | ".join(one) + " |" for one in (headings, ["---"] * len(headings), *cells))
+
+
+def write_between(page: Path, name: str, text: str) -> None:
+    """Put a text between the lines `<!-- NAME -->` and `<!-- /NAME -->` of a page."""
+    first, last = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = page.read_text().partition(first)
+    _, mark, after = rest.partition(last)
+    if not mark:
+        raise UsageError(f"{page} has no place for the tables: add the lines '{first.strip()}' and '{last}'")
+    write_text(f"{before}{first}{text}\n{last}{after}", page)
 
 
 class Countdown:

@@ -47,8 +47,6 @@ def ranks_started(
     """Run `rank` in all ranks: their records, the folder they shared, and how busy the machine was before."""
     if min(options.batch, options.blocks, options.steps, options.warm_up) < 1 or options.ranks < 2:
         raise UsageError("batch, blocks, steps and warm-up must be 1 or more, ranks 2 or more")
-    if options.device == "cuda" and options.bandwidth:
-        raise UsageError("links are shaped for ranks on a CPU: leave --bandwidth out, or use syncline bench overlap")
     check_device(options.device, option="--device ")
     busy = busy_share(1.0 if options.blocks > 1 else 0.2)  # a single block is a quick run
     warm_up()
@@ -65,27 +63,20 @@ def ranks_started(
 
 
 def places(options: Options, stack: ExitStack) -> list[Place]:
-    """The ranks on this machine, connected by its loopback interface or each on an emulated node (CPU)."""
+    """The ranks on this machine, connected by its loopback interface or each on an emulated node."""
+    nodes = [_LOOPBACK] * options.ranks
     if options.bandwidth:
-        nodes = stack.enter_context(Cluster(options.ranks, bandwidth=options.bandwidth)).nodes
-        names = [{"GLOO_SOCKET_IFNAME": node.interface} for node in nodes]
-        return [
-            Place(rank, options.ranks, rank, node=rank, netns=node.netns, environment=names[rank])
-            for rank, node in enumerate(nodes)
-        ]
+        nodes = list(stack.enter_context(Cluster(options.ranks, bandwidth=options.bandwidth)).nodes)
     gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     shared = -(-options.ranks // gpus) if gpus else 0
-    base = stack.enter_context(mps_daemon()) if shared > 1 else {}
-    variables = {**base, "GLOO_SOCKET_IFNAME": _LOOPBACK.interface}
-    return [
-        Place(
-            rank=rank,
-            world_size=options.ranks,
-            local_rank=rank,
-            environment=variables | (rank_environment(rank, _LOOPBACK, ranks_on_gpu=shared) if gpus else {}),
-        )
-        for rank in range(options.ranks)
-    ]
+    variables = stack.enter_context(mps_daemon()) if shared > 1 else {}
+    made = []
+    for rank, node in enumerate(nodes):
+        own = {"GLOO_SOCKET_IFNAME": node.interface}
+        own |= rank_environment(rank, node, ranks_on_gpu=shared) if gpus else {}
+        where = Place(rank, options.ranks, rank, node.index, node.netns or None, environment={**variables, **own})
+        made.append(where)
+    return made
 
 
 def busy_warnings(busy: float) -> list[str]:

@@ -1,25 +1,29 @@
 """One model trained in several ways (alone, under DDP, attached), as the ranks of `overhead` and `recorder` do it."""
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from syncline._compat import FileStore, GradBucket
 from syncline.cluster.ranks import Place
 from syncline.engine import attach
+from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.tuner import TUNED
 from syncline.errors import UsageError
-from syncline.spec import parse_one
-from syncline.train.workload import build, load_optimizer
+from syncline.spec import Call, parse_one
+from syncline.train.workload import Workload, build, load_optimizer
 
 
 def _bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -27,8 +31,23 @@ def _bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     return bf16_compress_hook(state, bucket)
 
 
-_HOOKS = {"ddp": None, "ddp-bf16": _bf16_hook}
-"""By kind of DDP, the hook that sends its buckets."""
+def _hook_of(call: Call) -> tuple[Any, Any] | None:
+    """The state and the function that send the buckets of a kind of DDP; None: they are sent as they are."""
+    if call.name == "ddp-bf16":
+        return None, _bf16_hook
+    if call.name == "ddp-powersgd":
+        rank = int(call.kwargs.get("rank", 4))
+        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2, warm_start=True)
+        return state, powerSGD_hook
+    return None
+
+
+DDP = ("ddp", "ddp-bf16", "ddp-powersgd")
+"""Kinds of DDP: dense, in BF16, and with torch's own PowerSGD."""
+
+
+_AFTER_PLAN = 5
+"""Steps after a plan was found on CUDA: its launches are captured in them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,10 @@ class Options:
     """Of the links between ranks, each on an emulated node; empty: the loopback interface."""
     memory: bool = True
     """Whether memory is measured, too."""
+    seconds: float = 1e9
+    """Time after which no further block begins, once there are two."""
+    issue_steps: int = 15
+    """Steps whose issue time is measured, on CUDA."""
     plan_cache: str = ""
     """A folder that attached models use as their plan cache; empty: none."""
 
@@ -67,8 +90,17 @@ def compression(way: str) -> str | None:
     return way.partition("(")[2].removesuffix(")") or None
 
 
+@lru_cache(maxsize=1)
+def _built(model: str, data: str, seed: int) -> Workload:
+    """The workload, on the CPU; every way trains a copy of its model."""
+    return build(model, data, seed=seed)
+
+
 class Way:
-    """A new model with its optimizer, trained `alone`, under `ddp(bucket_mb=5)` or `ddp-bf16`, or `syncline(CODEC)`."""
+    """A new model with its optimizer, trained `alone`, under a kind of DDP, or `syncline(CODEC)`.
+
+    `ddp(bucket_mb=5)`, `ddp-bf16` and `ddp-powersgd(rank=4)` are kinds of DDP.
+    """
 
     def __init__(
         self, name: str, options: Options, device: torch.device, *, plan_cache: str = "", connected: bool = True
@@ -76,13 +108,13 @@ class Way:
         """`plan_cache`: a folder with the plans of earlier runs. `connected=False`: `connect` is called later."""
         self.name, self._plan_cache = name, plan_cache
         self.sync: Any = None
-        workload = build(options.model, options.data, seed=options.seed).to(device)
+        workload = _built(options.model, options.data, options.seed)
         (phase,) = workload.phases
         first = dist.get_rank() * options.batch
         indices = torch.arange(first, first + options.batch)
         self._batch = tuple(part.to(device) for part in workload.train.batch(indices))
-        self.module: Any = phase.module
-        self.parameters = list(phase.module.parameters())
+        self.module: Any = copy.deepcopy(phase.module).to(device)
+        self.parameters = list(self.module.parameters())
         self.optimizer = load_optimizer(options.optimizer, self.parameters)
         self.loss: Any = None
         if connected:
@@ -91,22 +123,25 @@ class Way:
     def connect(self) -> None:
         """Wrap the model in DDP, or attach it."""
         call = parse_one(self.name)
-        if call.name in _HOOKS:
+        if call.name in DDP:
             bucket = float(call.kwargs.get("bucket_mb", 25))
             self.module = DistributedDataParallel(self.module, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
-            if (hook := _HOOKS[call.name]) is not None:
-                self.module.register_comm_hook(None, hook)
+            if (hook := _hook_of(call)) is not None:
+                self.module.register_comm_hook(*hook)
         elif call.name == "syncline":
             cache = self._plan_cache or False
             self.sync = attach(self.module, self.optimizer, compress=compression(self.name), plan_cache=cache)
         elif self.name != "alone":
-            raise UsageError(f"'{self.name}' is not a way to train: use alone, ddp, ddp-bf16 or syncline(CODEC)")
+            raise UsageError(f"'{self.name}' is not a way to train: use alone, {', '.join(DDP)} or syncline(CODEC)")
 
     def warm_up(self, least: int) -> None:
-        """Train until an attached model has its plan, at least this many steps."""
-        for step in range(2 * TUNED):
-            if step >= least and (self.sync is None or self.sync.auto is None or self.sync.auto.settled):
+        """Train until an attached model has its plan and has confirmed it, at least this many steps."""
+        auto = None if self.sync is None else self.sync.auto
+        for step in range(2 * TUNED + 4 * WINDOW):
+            if step >= least and (auto is None or (auto.settled and auto.confirmed)):
                 break
+            self.step()
+        for _ in range(_AFTER_PLAN if self.sync is not None and self._batch[0].is_cuda else 0):
             self.step()
         self.wait()
 

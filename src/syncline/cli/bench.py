@@ -1,6 +1,5 @@
 """`syncline bench`: one command for each benchmark, with the options that this benchmark has."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,27 +8,32 @@ from rich.console import Console
 
 from syncline.cli import session
 from syncline.cli.app import new_app
-from syncline.cli.output import print_json, say
+from syncline.cli.bench_contests import models, overlap
+from syncline.cli.bench_options import (
+    BlockSteps,
+    Codecs,
+    Device,
+    Json,
+    Model,
+    Out,
+    Seed,
+    Threads,
+    codec_specs,
+    prepare,
+    whole_numbers,
+    write_and_print,
+)
+from syncline.cli.status import Quiet, progress_lines
 from syncline.errors import UsageError
-from syncline.files import write_text
 from syncline.spec import split
-from syncline.train.config import MOST_THREADS
-
-Codecs = Annotated[str | None, typer.Option(help="Comma-separated list of codec specs; default: all.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads (of each rank, where there are ranks).")]
-Seed = Annotated[int, typer.Option(help="Random seed of the model, the data and their order.")]
-Model = Annotated[str | None, typer.Option(help="The model.")]
-BlockSteps = Annotated[int | None, typer.Option(help="Steps per measured block.")]
-Out = Annotated[Path | None, typer.Option(help="Output folder; default: runs/bench-NAME.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the JSON on standard output and nothing else.")]
+from syncline.train.config import MOST_RANKS
 
 app = new_app()
 
 
 @app.callback()
 def _bench() -> None:
-    """Measure codecs, their effect on training, the cost of attach and recording, overlap, and the diagnosis."""
+    """Measure codecs, training with them, overhead, overlap, models, frameworks, pipelines, and the diagnosis."""
 
 
 @app.command()
@@ -40,43 +44,83 @@ def codecs(
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure every codec: speed against a copy of the same tensor, compression ratio and error."""
-    torch_device = _prepare(device, threads)
+    torch_device = prepare(device, threads)
     from syncline.bench.codecs import speed, table
 
     shapes = [shape for shape in speed.SHAPES if shape[0] * shape[1] * 4 <= largest_mb * 1e6]
     if not shapes:
         raise UsageError(f"--largest-mb {largest_mb:g} leaves no size: the smallest is 0.066")
     console = Console(stderr=as_json)
-    progress = partial(say, console=console)
-    result = speed.measure(torch_device, names=_codec_names(codecs), shapes=shapes, progress=progress)
+    names = codec_specs(codecs)
+    with progress_lines(console, quiet=quiet) as progress:
+        result = speed.measure(torch_device, names=names, shapes=shapes, progress=progress)
     shown = table.console_table(result, width=console.width)
-    _finish("codecs", result, shown, console, out=out, page=table.page(result), as_json=as_json)
+    write_and_print("codecs", result, shown, console, out=out, page=table.page(result), as_json=as_json)
 
 
 @app.command()
-def convergence(
-    codecs: Codecs = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps for each codec; default: 800.")] = None,
-    model: Model = None,
-    data: Annotated[str, typer.Option(help="A data set; auto: Fashion-MNIST or else generated images.")] = "auto",
-    seed: Seed = 0,
+def quality(
+    tasks: Annotated[str, typer.Option(help="Comma-separated tasks, or all; vgg has every codec.")] = "vgg",
+    codecs: Annotated[
+        str | None, typer.Option(help="Comma-separated codec specs, auto included; default: those of the task.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated random seeds.")] = "0,1,2",
+    size: Annotated[str, typer.Option(help="small, for a CPU; or full, the published models.")] = "small",
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: those of the task.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a step over all ranks.")] = None,
+    model: Annotated[str | None, typer.Option(help="Another model for the task.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data for the task.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Another optimizer for the task.")] = None,
+    workers: Annotated[int, typer.Option(help="Ranks, in lockstep or real.")] = 2,
+    bandwidth: Annotated[
+        str, typer.Option(help="Links of real ranks, such as 100Mbit; loopback: this machine's, without a limit.")
+    ] = "100Mbit",
+    on_ranks: Annotated[
+        bool, typer.Option("--on-ranks", help="Train all codecs on real ranks, with wall times; auto always does.")
+    ] = False,
+    device: Device = "cpu",
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Train a small model with every codec: loss curves and accuracy, against dense."""
-    _prepare("cpu", threads, steps, seed)
-    from syncline.bench.convergence import table
-    from syncline.bench.convergence.run import Options, measure
+    """Train with every codec and with auto over several seeds: loss and accuracy against dense, with intervals.
 
+    Finished trainings are kept in OUT/quality.json and not repeated, so it can run in pieces.
+    """
+    prepare(device, threads, steps)
+    from syncline.bench.quality import run as bench
+    from syncline.bench.quality import table
+    from syncline.bench.quality.on_ranks import LOOPBACK
+    from syncline.bench.quality.tasks import chosen_tasks, jobs
+    from syncline.cluster.quantities import parse_bandwidth
+    from syncline.plan.auto_spec import parse_auto
+
+    if bandwidth != LOOPBACK:
+        parse_bandwidth(bandwidth)
+    if not 2 <= workers <= MOST_RANKS:
+        raise UsageError(f"--workers must be 2 to {MOST_RANKS}, not {workers}")
+    asked = {"steps": steps, "batch": batch, "model": model, "data": data, "optimizer": optimizer}
+    names = None if codecs is None else split(codecs)
+    for name in names or ():
+        if parse_auto(name) is None:
+            codec_specs(name)
+    trainings = jobs(
+        chosen_tasks(split(tasks)), asked=names, seeds=whole_numbers("--seeds", seeds), size=size, network=bandwidth,
+        on_ranks=on_ranks, changes={key: value for key, value in asked.items() if value is not None},
+        workers=workers, device=device,
+    )  # fmt: skip
+    if any(job.network not in ("", LOOPBACK) for job in trainings):
+        session.enter_user_namespace()
     console = Console(stderr=as_json)
-    options = Options(steps=steps or Options.steps, data=data, seed=seed, model=model or Options.model)
-    result = measure(options, _codec_names(codecs), progress=partial(say, console=console))
-    _finish(
-        "convergence", result, table.console_table(result), console, out=out, page=table.page(result), as_json=as_json
-    )
+    folder = out or Path("runs") / "bench-quality"
+    with progress_lines(console, quiet=quiet) as progress:
+        result = bench.measure(trainings, folder / "quality.json", progress=progress)
+    shown = table.console_table(result)
+    write_and_print("quality", result, shown, console, out=out, page=table.page(result), as_json=as_json)
 
 
 @app.command()
@@ -89,34 +133,48 @@ def overhead(
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
+    quiet: Quiet = False,
     never_slower: Annotated[
-        bool, typer.Option(help="Instead: the best DDP on several networks, with first steps; about 18 minutes.")
+        bool, typer.Option(help="Instead: the best DDP on several networks. CPU: 18 minutes; CUDA: eight minutes.")
     ] = False,
-    quick: Annotated[bool, typer.Option(help="With --never-slower: two small cells.")] = False,
+    quick: Annotated[bool, typer.Option(help="With --never-slower: three small cells.")] = False,
+    only: Annotated[
+        str, typer.Option(help="With --never-slower: only cells whose label contains this text, such as 1Gbit.")
+    ] = "",
 ) -> None:
     """Measure what attach costs per step, against DDP, with no network in the way."""
     if never_slower:
-        if device != "cpu" or codecs or model or steps or threads:
-            raise UsageError("--never-slower has its own models, codecs and steps, on the CPU: leave those options out")
+        if (model and device == "cpu") or codecs or steps or threads:
+            raise UsageError("--never-slower has its own models, codecs and steps: leave those options out")
         session.enter_user_namespace()
-    elif quick:
-        raise UsageError("--quick is for --never-slower: use fewer --steps")
-    _prepare(device, threads, steps, seed)
+    elif quick or only:
+        raise UsageError("--quick and --only are for --never-slower: use fewer --steps")
+    prepare(device, threads, steps, seed)
     from syncline.bench.overhead import run as bench
     from syncline.bench.overhead.rows import console_table
 
     console = Console(stderr=as_json)
     if never_slower:
+        from syncline.bench.overhead import gpu_claims
         from syncline.bench.overhead import never_slower as claims
         from syncline.report.tables import simple_table
 
-        result = claims.measure(quick=quick, progress=lambda text: say(text, console))
-        shown = simple_table("never slower", *claims.table(result))
-        _finish("never-slower", result, shown, console, out=out, as_json=as_json)
+        page = ""
+        if device == "cuda":
+            with progress_lines(console, quiet=quiet) as progress:
+                result = gpu_claims.measure(gpu_claims.chosen(model), progress=progress)
+            shown, page = simple_table("never slower", *gpu_claims.table(result)), gpu_claims.page(result)
+        else:
+            file = (out or Path("runs") / "bench-never-slower") / "never-slower.json"
+            with progress_lines(console, quiet=quiet) as progress:
+                result = bench.claims_measured(file, quick=quick, only=only, progress=progress)
+            shown = simple_table("never slower", *claims.table(result))
+        write_and_print("never-slower", result, shown, console, out=out, as_json=as_json, page=page)
         return
-    options = bench.options(device, _codec_names(codecs), model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(options, progress=partial(say, console=console))
-    _finish("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)
+    options = bench.options(device, codec_specs(codecs), model=model, steps=steps, threads=threads, seed=seed)
+    with progress_lines(console, quiet=quiet) as progress:
+        result = bench.measure(options, progress=progress)
+    write_and_print("overhead", result, console_table(result, width=console.width), console, out=out, as_json=as_json)
 
 
 @app.command()
@@ -128,16 +186,18 @@ def recorder(
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure what recording a trace costs: steps with the recorder on and off."""
-    _prepare(device, threads, steps, seed)
+    prepare(device, threads, steps, seed)
     from syncline.bench.recorder import run as bench
     from syncline.bench.recorder.rows import console_table
 
     console = Console(stderr=as_json)
     options = bench.options(device, model=model, steps=steps, threads=threads, seed=seed)
-    result = bench.measure(options, progress=partial(say, console=console))
-    _finish("recorder", result, console_table(result), console, out=out, as_json=as_json)
+    with progress_lines(console, quiet=quiet) as progress:
+        result = bench.measure(options, progress=progress)
+    write_and_print("recorder", result, console_table(result), console, out=out, as_json=as_json)
 
 
 @app.command()
@@ -147,146 +207,85 @@ def causes(
     device: Annotated[str, typer.Option(help="cpu, or cuda: its causes are those that only a GPU shows.")] = "cpu",
     out: Out = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Inject causes of slowness into training loops: does the analysis name each, and what it costs?"""
     if device == "cpu":
         session.enter_user_namespace()
-    _prepare(device, None, runs, seed)
+    prepare(device, None, runs, seed)
     from syncline.bench.causes import run as bench
 
     console = Console(stderr=as_json)
-    result = bench.run(runs, seed=seed, device=device, progress=lambda text: say(text, console))
-    _finish("causes", result, bench.console_table(result), console, out=out, as_json=as_json)
+    with progress_lines(console, quiet=quiet) as progress:
+        result = bench.run(runs, seed=seed, device=device, progress=progress)
+    write_and_print("causes", result, bench.console_table(result), console, out=out, as_json=as_json)
 
 
 @app.command()
-def overlap(
-    recipe: session.Recipe = None,
-    model: session.Model = None,
-    data: session.Data = None,
-    nodes: session.Nodes = None,
-    nproc: session.Nproc = None,
-    bandwidth: session.Bandwidth = None,
-    batch: session.Batch = None,
-    seed: session.Seed = None,
-    compress: Annotated[
-        str | None,
-        typer.Option(help="The codec to compare with; default: the recipe's contestants, or powersgd(rank=64)."),
-    ] = None,
-    buckets: Annotated[
-        str, typer.Option(help="DDP's bucket sizes in MB; each is measured, the best is the rival.")
-    ] = "",
-    also: Annotated[
-        str, typer.Option(help="More codecs for the engine, comma-separated: powersgd(rank=64) | bf16.")
-    ] = "",
-    contestants: Annotated[
-        str | None,
-        typer.Option("--strategies", help="The contestants themselves, instead of --compress, --buckets and --also."),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Measured turns of every contestant.")] = 5,
-    seconds: Annotated[float, typer.Option(help="Approximate length of a turn; at least three steps.")] = 4.0,
-    most_steps: Annotated[int, typer.Option("--steps", help="The most steps that count in a turn.")] = 20,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder, default runs/bench-overlap; an earlier one is moved aside.")
-    ] = None,
+def integrations(
+    parts: Annotated[str, typer.Option(help="fsdp, trainer, or both with a comma between them.")] = "fsdp,trainer",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models, to see that all works.")] = False,
+    out: Out = None,
     as_json: Json = False,
-    settings: session.Set = None,
-    trust_files: session.Trust = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Measure steps on slow links: compute alone, torch's DDP at its best and the engine, in turns.
+    """Measure FSDP2 against torch's hybrid sharding, and the Trainer of transformers against its DDP, on slow links."""
+    session.enter_user_namespace()
+    from syncline.bench.integrations.rows import table
+    from syncline.bench.integrations.run import measure
+    from syncline.report.tables import simple_table
 
-    All start at once, then one at a time trains. Ratios compare turns of one round; the bound is max(compute,
-    network). Writes overlap.json, overlap.html with two timelines, and a trace of each contestant.
-    """
-    config = session.resolve(locals())
-    if not recipe and not config.cluster.nodes and nproc is None:
-        config = config.override({"cluster.nodes": 2, "cluster.bandwidth": config.cluster.bandwidth or "1Gbit"})
-    if config.cluster.nodes:
-        session.enter_user_namespace()
-    from syncline.bench.overlap import run as bench
-    from syncline.bench.overlap.rounds import Turns
-    from syncline.bench.overlap.table import print_tables
-
-    chosen = _contestants(contestants, compress, buckets, also)
-    if chosen is None and not recipe and not session.is_set(settings, "compare.strategies"):
-        chosen = bench.contestants(bench.COMPRESS)
-    if chosen is not None:
-        config = config.override({"compare.strategies": list(chosen)})
-    turns = Turns(rounds=rounds, seconds=seconds, steps=most_steps)
     console = Console(stderr=as_json)
-    folder, result = bench.measure(config, turns, out=out, progress=partial(say, console=console))
-    if as_json:
-        print_json(result)
-    else:
-        console.print()
-        print_tables(result, console)
-        say(f"overlap.html: {folder / 'overlap.html'}\noverlap.json: {folder / 'overlap.json'}", console)
-    raise typer.Exit(1 if all(row["status"] == "crashed" for row in result["rows"]) else 0)
+    with progress_lines(console, quiet=quiet) as progress:
+        result = measure(split(parts), quick=quick, progress=progress)
+    shown = simple_table("integrations", *table(result), fold=True)
+    write_and_print("integrations", result, shown, console, out=out, as_json=as_json)
 
 
-def _contestants(strategies: str | None, compress: str | None, buckets: str, also: str) -> tuple[str, ...] | None:
-    """The contestants that the options name, or None if the recipe or the default decides."""
-    from syncline.bench.overlap import run as bench
-
-    if strategies is not None:
-        if compress or buckets or also:
-            raise UsageError("--strategies names the contestants itself: leave --compress, --buckets and --also out")
-        return tuple(split(strategies))
-    if not (compress or buckets or also):
-        return None
-    more = _codec_names(also) or []
-    _codec_names(compress)
-    try:
-        sizes = [float(word) for word in split(buckets)] or bench.BUCKETS
-    except ValueError:
-        raise UsageError(f"--buckets takes sizes in MB, such as 5,25,100, not '{buckets}'") from None
-    return bench.contestants(compress or bench.COMPRESS, buckets=sizes, also=more)
-
-
-def _codec_names(text: str | None) -> list[str] | None:
-    """The specs of a comma-separated list, each checked."""
-    if not text:
-        return None
-    from syncline.codecs import build
-
-    names = split(text)
-    for name in names:
-        build(name)
-    return names
-
-
-def _prepare(device: str, threads: int | None, steps: int | None = None, seed: int = 0) -> Any:
-    """Check the options that several benchmarks share, set the number of threads; returns the torch device."""
-    import torch
-
-    from syncline.train.rank.join import check_device
-
-    if steps is not None and not 1 <= steps < 2**31:
-        raise UsageError(f"--steps must be at least 1 and below {2**31}, not {steps}")
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must be 0 to {2**31 - 1}, not {seed}")
-    check_device(device, option="--device ")
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"--threads must be 1 to {MOST_THREADS}, not {threads}")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return torch.device(device)
-
-
-def _finish(
-    name: str, result: dict[str, Any], table: Any, console: Console, *, out: Path | None, as_json: bool, page: str = ""
+@app.command()
+def pipeline(
+    model: Model = None,
+    data: Annotated[str | None, typer.Option(help="The data of the fine-tuning.")] = None,
+    freeze: Annotated[str | None, typer.Option(help="The freeze policy; default: schedule(alpha=0.15).")] = None,
+    device: Device = "cpu",
+    ranks: Annotated[int | None, typer.Option(help="Ranks on this machine; default: 4.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages at the start; default: 4.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size of all ranks together; default: 128.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the fine-tuning; default: 14.")] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated random seeds.")] = "0,1,2",
+    ways: Annotated[str | None, typer.Option(help="Comma-separated ways to train; default: all.")] = None,
+    batches: Annotated[str, typer.Option(help="DDP against Pipe+DDP for these batch sizes; empty: leave out.")] = "128",
+    weights: Annotated[
+        Path | None, typer.Option(help="File of pretrained weights; made by pretraining if it does not exist.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A run of seconds, to see that all works.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Write NAME.json and, if there is a page, NAME.html; print the table or the JSON."""
-    from syncline.bench.output import write_json
+    """Fine-tune with freezing, pipelines that shrink and cached activations: time to accuracy against DDP."""
+    prepare(device, None)
+    from syncline.bench.pipeline import run as bench
+    from syncline.bench.pipeline import table
 
-    for text in result.get("warnings", ()):
-        say(f"warning: {text}", console)
-    folder = out or Path("runs") / f"bench-{name}"
-    write_json(result, folder / f"{name}.json")
-    if page:
-        write_text(page, folder / f"{name}.html")
-    if as_json:
-        print_json(result)
-        return
-    console.print(table)
-    say(f"page: {folder / name}.html" if page else f"figures: {folder / name}.json", console)
+    asked: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "freeze": freeze,
+        "device": device,
+        "ranks": ranks,
+        "stages": stages,
+    }
+    asked |= {"batch": batch, "epochs": epochs, "ways": tuple(split(ways)) if ways else None}
+    asked |= {} if quick else {"seeds": whole_numbers("--seeds", seeds)}
+    options = bench.options_for(asked, quick=quick)
+    console = Console(stderr=as_json)
+    sizes = whole_numbers("--batches", batches) if batches and not quick else ()
+    with progress_lines(console, quiet=quiet) as progress:
+        result = bench.measure(options, progress=progress, weights=weights, batches=sizes)
+    shown = table.console_table(result)
+    write_and_print("pipeline", result, shown, console, out=out, page=table.page(result), as_json=as_json)
+
+
+app.command()(overlap)
+app.command()(models)

@@ -6,6 +6,7 @@ import typer
 
 from syncline.cli import session
 from syncline.cli.app import new_app
+from syncline.cli.status import Quiet
 
 app = new_app()
 
@@ -27,8 +28,10 @@ def compare(
     scale: Annotated[
         str | None, typer.Option(help="World sizes, such as 1,2,4; each strategy runs at each of them.")
     ] = None,
+    launcher: session.Launcher = "local",
     out: session.Out = None,
     as_json: session.Json = False,
+    quiet: Quiet = False,
     recipe: session.Recipe = None,
     settings: session.Set = None,
     trust_files: session.Trust = False,
@@ -37,4 +40,5 @@ def compare(
 
     Under torchrun the same command is one of the ranks.
     """
-    raise typer.Exit(session.execute(session.resolve(locals()), out=out, as_json=as_json))
+    config = session.resolve(locals())
+    raise typer.Exit(session.execute(config, out=out, as_json=as_json, quiet=quiet, launcher=launcher))

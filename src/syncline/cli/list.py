@@ -11,7 +11,7 @@ from rich.table import Table
 
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json
-from syncline.errors import unknown
+from syncline.errors import UsageError, unknown
 from syncline.registry import Registry
 
 app = new_app()
@@ -31,10 +31,15 @@ class Entry:
 
 @app.command("list")
 def list_names(
-    kind: Annotated[str, typer.Argument(help="codecs, exchanges, strategies, models, data, optimizers or recipes.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="codecs, exchanges, strategies, models, data, optimizers, policies (freeze) or recipes."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the names of a kind (codecs, exchanges, strategies, models, data, optimizers, recipes) with arguments."""
+    """List the names of a kind with their arguments: codecs, exchanges, strategies, models, data and so on."""
+    if not kind:
+        raise UsageError(f"say what to list: syncline list {'|'.join(_KINDS)}")
     if kind not in _KINDS:
         raise unknown("kind", kind, _KINDS)
     entries = list(_KINDS[kind]())
@@ -107,6 +112,12 @@ def _optimizers() -> Iterator[Entry]:
     return _entries(OPTIMIZERS, lambda made: made)
 
 
+def _policies() -> Iterator[Entry]:
+    from syncline.pipeline.freeze import FREEZE_POLICIES
+
+    return _entries(FREEZE_POLICIES, lambda made: made)
+
+
 def _recipes() -> Iterator[Entry]:
     from syncline.train.config import load_recipe, recipes
 
@@ -121,5 +132,6 @@ _KINDS: dict[str, Callable[[], Iterator[Entry]]] = {
     "models": _models,
     "data": _data,
     "optimizers": _optimizers,
+    "policies": _policies,
     "recipes": _recipes,
 }

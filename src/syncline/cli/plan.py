@@ -9,6 +9,7 @@ from rich.console import Console
 from syncline.cli import session
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json, say
+from syncline.cli.status import Quiet
 from syncline.errors import UsageError
 from syncline.train.config import Config
 
@@ -35,15 +36,16 @@ def plan(
     batch: session.Batch = None,
     seed: session.Seed = None,
     compress: Annotated[
-        str | None, typer.Option(help="auto, auto(int8, powersgd(rank=4)), or one codec for all gradients.")
+        str | None, typer.Option(help="auto, auto(error=0.1), auto(int8, powersgd(rank=4)), or one codec.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the plan as a TOML file, for attach(plan=...).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")] = False,
+    quiet: Quiet = False,
     recipe: session.Recipe = None,
     settings: session.Set = None,
     trust_files: session.Trust = False,
 ) -> None:
-    """Find the plan of a job on a network: its table, the alternatives with their predicted steps, and the reason."""
+    """Find the plan of a job on a network: its table, alternatives, predicted step against error, and the reason."""
     if out is not None and out.is_dir():
         raise UsageError(f"--out {out} is a folder: name a file in it, such as {out / 'plan.toml'}")
     options = locals()
@@ -55,27 +57,30 @@ def plan(
         _answer(run, nodes, bandwidth, compress, out, as_json=as_json)
         return
     session.refuse_settings(settings, _REPLACED, f"syncline plan trains {STEPS} steps of its own")
-    measured = _measure(session.resolve(options), compress)
+    measured = _measure(session.resolve(options), compress, quiet=quiet)
     if measured is not None:
         _answer(measured, None, None, compress, out, as_json=as_json)
 
 
-def _measure(config: Config, compress: str | None) -> Path | None:
+def _measure(config: Config, compress: str | None, *, quiet: bool) -> Path | None:
     """Train a few steps; returns the run folder, or None on every rank of a launcher but the first."""
     run = session.session_runner(config)
-    from syncline.cli.progress import Notes
+    from syncline.cli.progress import watcher
     from syncline.engine.attach import FULL
-    from syncline.engine.tuning.choose import allowed_codecs
+    from syncline.plan.auto_spec import parse_auto
     from syncline.plan.planner import ALWAYS
     from syncline.plan.predict import built
 
     spec = compress or "auto"
-    if allowed_codecs(spec) is None:
+    if parse_auto(spec) is None:
         text = built(spec).text
         spec = "auto" if text in ALWAYS else f"auto({text})"
     config = config.override({**_FIXED, "compare.strategies": [f"syncline({spec}, tune={FULL})"], "compare.scale": []})
-    watch = Notes(Console(stderr=True))
-    done = run(config, out=None, watcher=watch)
+    watch = watcher(Console(stderr=True), quiet=quiet)
+    try:
+        done = run(config, out=None, watcher=watch)
+    finally:
+        watch.close()
     if done is None:
         return None
     folder, results = done
@@ -107,6 +112,7 @@ def _answer(
                 "predicted_ms": choice.step * 1e3,
                 "bound_ms": choice.bound * 1e3,
                 "alternatives": r.alternatives(choice),
+                "frontier": r.frontier(choice),
                 "why": choice.why,
                 "network": network,
                 "replay": replay,
@@ -121,6 +127,7 @@ def _answer(
         "",
         f"alternatives for {r.network_text(network)}:",
         r.alternatives_text(choice),
+        *(["", "fastest step for each error budget:", r.frontier_text(choice), ""] if choice.frontier else []),
         f"bound: {choice.bound * 1e3:.1f} ms = {bound}",
         f"why: {choice.why}",
         r.replay_text(replay),

@@ -42,6 +42,9 @@ class Notes:
 
     def step(self, message: dict[str, Any]) -> None: ...
 
+    def log(self, line: str) -> None:
+        say(line, self.console)
+
     def end(self, run: RunSpec, result: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
@@ -86,6 +89,9 @@ class Bars:
     def note(self, text: str) -> None:
         self.console.print(f"[yellow]note:[/] {escape(text)}")
 
+    def log(self, line: str) -> None:
+        self.console.print(escape(line))
+
     def begin(self, run: RunSpec) -> None:
         total = run.train.steps * run.train.epochs or None
         self.task = self.progress.add_task(escape(_label(run)), total=total, state="starting")
@@ -115,8 +121,10 @@ class Bars:
         return Group(self.progress.get_renderable(), *([table] if table else []))
 
 
-def watcher(console: Console) -> Lines | Bars:
-    """Bars on a terminal, plain lines elsewhere."""
+def watcher(console: Console, *, quiet: bool = False) -> Notes | Bars:
+    """Bars on a terminal, plain lines elsewhere; with `quiet` only notes."""
+    if quiet:
+        return Notes(console)
     return Bars(console) if console.is_terminal else Lines(console)
 
 

@@ -6,8 +6,9 @@ from statistics import median
 from typing import Any
 
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
-from syncline.engine.tuning.choose import allowed_codecs
 from syncline.errors import UsageError
+from syncline.plan.auto_spec import parse_auto
+from syncline.plan.errors import Budget
 from syncline.plan.other_network import TargetNetwork, choose, outcome, recorded
 from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.predict import built
@@ -70,10 +71,11 @@ class RecordedRun:
     def codecs(self, compress: str | None) -> tuple[list[str], str | None]:
         """The codecs to choose from, and the only one to use if `compress` names a single codec."""
         measured = self.record.costs.specs
-        if compress is None or compress.strip() == "auto":
+        compress = compress or "auto"
+        auto = parse_auto(compress)
+        if auto is not None and not auto.listed:
             return [name for name in measured if name not in ALWAYS], None
-        listed = allowed_codecs(compress)
-        names = [built(name).text for name in (listed if listed is not None else [compress])]
+        names = [built(name).text for name in (auto.codecs if auto is not None else [compress])]
         known = {built(name).text for name in measured}
         for name in names:
             if name not in known:
@@ -81,12 +83,16 @@ class RecordedRun:
                     f"'{name}' was not measured in that run, only {', '.join(sorted(known))}: run syncline train"
                     f" --strategy 'syncline(auto({name}))' first"
                 )
-        return [name for name in names if name not in ALWAYS], names[0] if listed is None else None
+        return [name for name in names if name not in ALWAYS], names[0] if auto is None else None
 
     def best_plan(self, network: TargetNetwork, compress: str | None) -> Choice:
         """The planner's choice on a network, among the codecs of `compress`."""
         allowed, only = self.codecs(compress)
-        return choose(self.record.shapes, self.record.costs, network, allowed=allowed, only=only)
+        auto, record = parse_auto(compress or "auto"), self.record
+        budget = auto.budget if auto is not None and auto.asked else Budget(record.error_budget)
+        return choose(
+            record.shapes, record.costs, network, allowed=allowed, only=only, errors=record.errors, budget=budget
+        )
 
     def step_ms(self, plan: Plan, network: TargetNetwork) -> float:
         """The predicted step of a plan on a network."""
@@ -172,6 +178,35 @@ def alternatives_text(choice: Choice) -> str:
         for row in alternatives(choice)
     ]
     return text_table(("", "codecs", "step", "launches"), rows, left=(0, 1))
+
+
+def frontier(choice: Choice) -> list[dict[str, Any]]:
+    """Predicted step against error: the fastest plan inside each of several budgets."""
+    return [
+        {
+            "limit": point.limit,
+            "error": point.error,
+            "predicted_ms": point.step * 1e3,
+            "codecs": sorted({unit.codec for unit in point.plan.units}),
+        }
+        for point in choice.frontier
+    ]
+
+
+def frontier_text(choice: Choice) -> str:
+    """The frontier as a table; a star marks the budget of the choice."""
+    budget = choice.plan.about.get("error_budget")
+    rows = [
+        (
+            "*" if row["limit"] == budget else "",
+            f"{row['limit']:g}",
+            f"{row['error']:.2g}",
+            f"{row['predicted_ms']:.1f} ms",
+            ", ".join(row["codecs"]),
+        )
+        for row in frontier(choice)
+    ]
+    return text_table(("", "error budget", "error", "step", "codecs"), rows, left=(0, 4))
 
 
 def _folder(path: Path) -> Path:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from syncline.cli.output import say
-from syncline.errors import UsageError
+from syncline.errors import UsageError, unknown
 from syncline.files import read_text
 from syncline.results.schema import Results
 from syncline.train.config import Config, check, load_recipe, load_run, parse_settings, run_of
@@ -26,17 +26,22 @@ Batch = Annotated[int | None, typer.Option(help="Samples per step in total, spli
 Seed = Annotated[int | None, typer.Option(help="Random seed of the model, the samples and their order.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; an earlier run there is moved aside.")]
 Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output and nothing else.")]
+Launcher = Annotated[str, typer.Option(help="Who starts the ranks: local, or ray for a Ray cluster (RAY_ADDRESS).")]
 Recipe = Annotated[str | None, typer.Option(help="A recipe that ships with Syncline, or a TOML file.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set train.optimizer='sgd(lr=0.1)'.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run code that the recipe, the run folder or its plan names, as my.module:name.")
 ]
 
+_LAUNCHERS = ("local", "ray")
 _SECTIONS = {
-    "train": ("model", "data", "steps", "epochs", "batch", "seed", "checkpoint_every"),
+    "train": (
+        "model", "data", "steps", "epochs", "batch", "seed", "checkpoint_every", "start", "freeze", "pipe", "dp",
+        "cache", "log_every",
+    ),
     "cluster": ("nproc", "nodes", "bandwidth"),
     "compare": ("strategies", "scale"),
-}
+}  # fmt: skip
 """The options that are settings of the same name, by section."""
 _KEYS = {name: f"{section}.{name}" for section, names in _SECTIONS.items() for name in names}
 
@@ -70,7 +75,10 @@ def resolve(options: Mapping[str, Any]) -> Config:
 def _check_trust(config: Config, source: str) -> None:
     """Refuse the user's own code if it is named by a recipe or a run folder, and not by the user."""
     train = config.train
-    specs = {"--model": [train.model], "--data": [train.data], "--set train.optimizer=": [train.optimizer]}
+    specs = {
+        "--model": [train.model], "--data": [train.data], "--set train.optimizer=": [train.optimizer],
+        "--freeze": [train.freeze],
+    }  # fmt: skip
     for option, texts in {**specs, "--strategy": config.compare.strategies}.items():
         for text in texts:
             fix = f"repeat it, {option} '{text}', or use --trust if you trust that file"
@@ -89,13 +97,21 @@ def refuse_settings(settings: list[str] | None, keys: Iterable[str], why: str) -
             raise UsageError(f"--set {key} has no effect here: {why}")
 
 
-def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | None = None) -> int:
+def execute(
+    config: Config,
+    *,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool = False,
+    resume: Path | None = None,
+    launcher: str = "local",
+) -> int:
     """Run, print the summary (or the JSON) and the report's path. The exit code is 1 if every run crashed."""
-    run = session_runner(config)
+    run = session_runner(config, launcher=launcher)
     from syncline.cli.progress import watcher
 
     console = Console(stderr=as_json)
-    watch = watcher(console)
+    watch = watcher(console, quiet=quiet)
     try:
         done = run(config, out=out, watcher=watch, resume=resume)
     finally:
@@ -113,12 +129,18 @@ def execute(config: Config, *, out: Path | None, as_json: bool, resume: Path | N
     return 1 if all(row["status"] == "crashed" for row in results["runs"]) else 0
 
 
-def session_runner(config: Config) -> Callable[..., "tuple[Path, Results] | None"]:
-    """The function that runs a session here: as one rank of a launcher, or with ranks of its own."""
+def session_runner(config: Config, *, launcher: str = "local") -> Callable[..., "tuple[Path, Results] | None"]:
+    """The function that runs a session here: as one rank of a launcher, on a Ray cluster, or with ranks of its own."""
     from syncline.train.session.torchrun import is_launched, run_launched
 
+    if launcher not in _LAUNCHERS:
+        raise unknown("launcher", launcher, _LAUNCHERS)
     if is_launched():
         return run_launched
+    if launcher == "ray":
+        from syncline.train.session.ray import run_on_ray
+
+        return run_on_ray
     if config.cluster.nodes:
         enter_user_namespace()
     from syncline.train.session.local import run_local

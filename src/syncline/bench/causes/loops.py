@@ -24,7 +24,8 @@ from syncline.plan.unit import Unit
 _FORWARD_S, _BACKWARD_S = 0.004, 0.008
 _BATCH = {"cpu": 8, "cuda": 8192}
 _LAYERS, _WIDTH = 12, 2048  # on a GPU
-_TINY_KERNEL_MS = 0.02  # host time of one small kernel under the profiler, about
+_TINY_KERNEL_MS = 0.02  # host time to launch one small kernel under the profiler, about
+_PYTHON_MS = 0.08  # host time between two small kernels
 _ROUNDS_PER_MS = 25_000
 
 
@@ -64,8 +65,8 @@ class Injection:
             _busy(case.ms)
         elif case.where == "launches":
             tiny = x.detach().view(-1)[:32]
-            for _ in range(round(case.ms / 2 / _TINY_KERNEL_MS)):
-                _busy(_TINY_KERNEL_MS)
+            for _ in range(round(case.ms / (_PYTHON_MS + _TINY_KERNEL_MS))):
+                _busy(_PYTHON_MS)
                 tiny = tiny + 1.0
         elif case.where == "item":
             x.detach().view(-1)[0].item()

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from syncline.bench.causes.cases import CAUSES, LOOPS, Case
+from syncline.bench.output import markdown_table
 from syncline.trace.analysis.analyze import Analysis
 
 CLOSE = 0.2
@@ -90,9 +91,4 @@ def _shares(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def markdown(result: dict[str, Any]) -> str:
     """Both tables as `docs/analysis.md` shows them."""
-    return "\n".join([*_markdown(*matrix(result["rows"])), "", *_markdown(*by_loop(result["rows"]))])
-
-
-def _markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    rows = [headings, ["---"] * len(headings), *cells]
-    return ["| " + " | ".join(one) + " |" for one in rows]
+    return "\n\n".join(markdown_table(*table(result["rows"])) for table in (matrix, by_loop))

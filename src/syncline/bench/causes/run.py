@@ -24,20 +24,17 @@ import torch
 from syncline.bench.causes.cases import CAUSES, LOOPS, Case, cases
 from syncline.bench.causes.rank import run_rank
 from syncline.bench.causes.rows import by_loop, markdown, matrix, row, summary
-from syncline.bench.output import environment, write_json
+from syncline.bench.output import environment, write_between, write_json
 from syncline.bench.ranks import Progress, places
 from syncline.bench.training import Options
 from syncline.cluster.capabilities import capabilities
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
-from syncline.files import write_text
 from syncline.report.figures import text_table
 from syncline.trace.analysis.analyze import analyze
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.session.machine import busy_share
-
-_MARKS = ("<!-- causes -->\n", "<!-- /causes -->")
 
 
 def measure(chosen: Sequence[Case], *, keep: Path | None = None, progress: Progress = print) -> list[dict[str, Any]]:
@@ -115,11 +112,7 @@ def console_table(result: dict[str, Any]) -> str:
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
     """Put the tables between the marks of a page."""
-    before, _, rest = page.read_text().partition(_MARKS[0])
-    _, mark, after = rest.partition(_MARKS[1])
-    if not mark:
-        raise UsageError(f"{page} has no place for the tables: add the lines '{_MARKS[0].strip()}' and '{_MARKS[1]}'")
-    write_text(f"{before}{_MARKS[0]}{markdown(result)}\n{mark}{after}", page)
+    write_between(page, "causes", markdown(result))
 
 
 def _places(case: Case, cluster: Cluster | None, stack: ExitStack) -> list[Place]:

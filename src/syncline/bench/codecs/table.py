@@ -42,8 +42,8 @@ def console_table(result: dict[str, Any], *, width: int = 120) -> Any:
 
     shown = [column for column in COLUMNS if width >= 110 or not column[0].endswith(" ms")]
     heads, rows = tabulate(shown, result["rows"])
-    heads = [head.replace("code/", "c/").replace("wire ", "").replace("error", "err") for head in heads]
-    return simple_table("codecs, speed relative to a copy of the same tensor", heads, rows, fold=True)
+    heads = [head.replace("/", "/\n").replace(" ", "\n") for head in heads]
+    return simple_table("codecs, speed relative to a copy of the same tensor", heads, rows)
 
 
 def page(result: dict[str, Any]) -> str:

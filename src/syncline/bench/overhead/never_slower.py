@@ -1,20 +1,22 @@
 """`bench overhead --never-slower`: attached models against the best DDP on the CPU, on fast and on slow networks.
 
 Cells of a model, a number of ranks and a network. In each, DDP with several bucket sizes, dense and with BF16, and
-attached models train in blocks that alternate. Then the first steps of a job are timed, with all tuning. The result has
-one line per claim: the paired ratio, its quartiles, and the limit.
+attached models train in blocks that alternate. In others the first steps of a job are timed, with all tuning. The
+result has one line per claim: the paired ratio, its quartiles, and the limit. Some cells can be measured again.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from syncline.bench.overhead import startup
 from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import against_rival, row
-from syncline.bench.ranks import Progress, default_options, ranks_started, result_of
+from syncline.bench.ranks import Progress, busy_warnings, default_options, ranks_started, result_of
 from syncline.bench.training import Options
+from syncline.errors import UsageError
 
 WIDE, NARROW = "resnet50", "resnet50(width=0.125)"
 """161 tensors of 102 MB, and the same number of small ones."""
@@ -26,7 +28,7 @@ STEADY, FIRST, CACHED = 1.02, 1.05, 1.00
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting in which all ways are compared."""
+    """A setting in which all ways are compared: steady steps, or the first steps of a job."""
 
     model: str
     ranks: int
@@ -34,11 +36,18 @@ class Cell:
     ours: tuple[str, ...] = (DENSE, BF16, AUTO)
     blocks: int = 6
     steps: int = 5
+    rounds: int = 0
+    """If not 0: the first steps are timed, in this many rounds of new processes. Even: their order alternates."""
 
     @property
     def network(self) -> str:
         """The network, in words."""
         return self.bandwidth or "loopback"
+
+    @property
+    def label(self) -> str:
+        """All that makes this cell differ from others, in words."""
+        return f"{self.model}, {self.ranks} ranks, {self.network}" + (", first steps" if self.rounds else "")
 
 
 CELLS = (
@@ -47,36 +56,56 @@ CELLS = (
     *(Cell(NARROW, ranks, "1Gbit", (AUTO,), blocks=4) for ranks in (2, 4)),
     Cell(WIDE, 2, "200Mbit", (AUTO,), blocks=2, steps=2),
     *(Cell(NARROW, ranks, "200Mbit", (AUTO,), blocks=4) for ranks in (2, 4)),
+    Cell(WIDE, 2, rounds=4),
+    Cell(WIDE, 2, "1Gbit", rounds=2),
 )
-FIRST_STEPS = ((Cell(WIDE, 2), 3), (Cell(WIDE, 2, "1Gbit"), 2))
-"""Where the first steps are timed, and the number of rounds."""
-QUICK = (Cell(NARROW, 2, blocks=2, steps=3), Cell(NARROW, 2, "200Mbit", (AUTO,), blocks=2, steps=3))
+QUICK = (
+    Cell(NARROW, 2, blocks=2, steps=3),
+    Cell(NARROW, 2, "200Mbit", (AUTO,), blocks=2, steps=3),
+    Cell(NARROW, 2, rounds=1),
+)
 
 
-def measure(*, quick: bool = False, progress: Progress = print) -> dict[str, Any]:
-    """Run all cells; `quick`: two small ones, to see that all works."""
-    began, cells, claims = time.perf_counter(), [], []
-    options = default_options("cpu", (), {})
-    for cell in QUICK if quick else CELLS:
-        progress(f"{cell.model}, {cell.ranks} ranks, {cell.network}")
-        found = _steady(cell, progress)
-        cells.append(found)
-        claims += [
-            claim_of(cell, line["way"], f"best DDP: {line['rival']}", line["step"], STEADY) for line in found["against"]
-        ]
-        kinds = [line for line in found["against"] if line["way"] != AUTO]
-        claims += [claim_of(cell, line["way"], f"CPU time of {line['rival']}", line["cpu"], STEADY) for line in kinds]
-    first = []
-    for cell, rounds in [(QUICK[0], 1)] if quick else FIRST_STEPS:
-        options = _options(cell, startup.WAYS)
-        rows = startup.measure(replace(options, steps=startup.STEPS), rounds=rounds, progress=progress)
-        first.append({"model": cell.model, "ranks": cell.ranks, "network": cell.network, "rows": rows})
-        for line in rows:
-            what = f"DDP's first {startup.STEPS} steps" + (", second run" if line["cached"] else "")
-            claims.append(claim_of(cell, line["way"], what, line["wall"], CACHED if line["cached"] else FIRST))
-    result = result_of("overhead", options, claims, busy=cells[0]["busy_before"], cells=cells, first_steps=first)
+def measure(
+    *,
+    quick: bool = False,
+    only: str = "",
+    before: dict[str, Any] | None = None,
+    progress: Progress = print,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Run all cells; `quick`: three small ones, to see that all works. `save` gets the result after each cell.
+
+    `only`: the cells whose label contains this text; others are taken from the result `before`.
+    """
+    cells = QUICK if quick else CELLS
+    chosen = [cell for cell in cells if only in cell.label]
+    if not chosen:
+        raise UsageError(f"no cell's label contains '{only}': {'; '.join(cell.label for cell in cells)}")
+    kept = {} if before is None or not only else {found["label"]: found for found in before["cells"]}
     flags = " --never-slower" + (" --quick" if quick else "")
-    return result | {"command": f"python -m syncline.bench.overhead{flags}", "seconds": time.perf_counter() - began}
+    result: dict[str, Any] = {}
+    for cell in chosen:
+        progress(cell.label)
+        kept[cell.label] = _found(cell, progress)
+        found = [kept[one.label] for one in cells if one.label in kept]
+        busy = max(one["busy_before"] for one in found)
+        lines = [line for one in found for line in claims(one)]
+        result = result_of("overhead", default_options("cpu", (), {}), lines, busy=busy, cells=found)
+        del result["setting"]  # every cell has its own
+        result["command"] = f"python -m syncline.bench.overhead{flags}"
+        result["warnings"] = [f"{one['label']}: {text}" for one in found for text in busy_warnings(one["busy_before"])]
+        save(result)
+    return result
+
+
+def _found(cell: Cell, progress: Progress) -> dict[str, Any]:
+    """What was measured in a cell, as it is written to the file."""
+    began = time.perf_counter()
+    setting = {"label": cell.label, "model": cell.model, "ranks": cell.ranks, "network": cell.network}
+    found = _first_steps(cell, progress) if cell.rounds else _steady(cell, progress)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**setting, "measured": at, "seconds": round(time.perf_counter() - began, 1), **found}
 
 
 def _options(cell: Cell, ways: Sequence[str]) -> Options:
@@ -92,13 +121,32 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
     with ranks_started(run_rank, _options(cell, ways), progress) as (records, _, busy):
         rows = [row(name, records) for name in ways]
         against = [against_rival(name, records) for name in cell.ours]
-    setting = {"model": cell.model, "ranks": cell.ranks, "network": cell.network, "busy_before": round(busy, 3)}
-    return {**setting, "rows": rows, "against": against}
+    return {"busy_before": round(busy, 3), "rows": rows, "against": against}
 
 
-def claim_of(cell: Cell, way: str, against: str, ratio: Any, limit: float) -> dict[str, Any]:
+def _first_steps(cell: Cell, progress: Progress) -> dict[str, Any]:
+    options = replace(_options(cell, startup.WAYS), steps=startup.STEPS)
+    rows, busy = startup.measure(options, rounds=cell.rounds, progress=progress)
+    return {"busy_before": round(busy, 3), "first_steps": rows}
+
+
+def claims(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of the result for one cell."""
+    made = []
+    for line in found.get("against", ()):
+        made.append(_claim(found, line["way"], f"best DDP: {line['rival']}", line["step"], STEADY))
+    for line in found.get("against", ()):
+        if line["way"] != AUTO:
+            made.append(_claim(found, line["way"], f"CPU time of {line['rival']}", line["cpu"], STEADY))
+    for line in found.get("first_steps", ()):
+        what = f"DDP's first {startup.STEPS} steps" + (", second run" if line["cached"] else "")
+        made.append(_claim(found, line["way"], what, line["wall"], CACHED if line["cached"] else FIRST))
+    return made
+
+
+def _claim(found: dict[str, Any], way: str, against: str, ratio: Any, limit: float) -> dict[str, Any]:
     """A line of the result: a ratio, its limit, and whether the median is within it."""
-    place = {"model": cell.model, "ranks": cell.ranks, "network": cell.network}
+    place = {key: found[key] for key in ("model", "ranks", "network")}
     return {**place, "way": way, "against": against, "ratio": ratio, "limit": limit, "held": ratio["median"] <= limit}
 
 

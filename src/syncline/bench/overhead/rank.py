@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,6 @@ PHASES = ("forward", "backward", "step", "zero_grad")
 TENSORS = {"resnet50": 161}
 _MEMORY_STEPS = 3
 """Steps in which memory is measured."""
-_ISSUE_STEPS = 15
-"""Steps whose issue time is measured, on CUDA."""
 
 
 @dataclass
@@ -45,36 +44,61 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
         ways: list[Way] = []
         records = {name: Record() for name in options.ways}
         for name in options.ways:
+            began = time.perf_counter()
             base = _held(device) if options.memory else 0
             way = Way(name, options, device)
             expected = TENSORS.get(options.model.partition("(")[0], len(way.parameters))
             assert len(way.parameters) == expected, f"{options.model} has {len(way.parameters)} tensors, not {expected}"
             way.warm_up(options.warm_up)
+            if device.type == "cuda":
+                _collect_for_good()
             if options.memory:
                 records[name].memory = _memory(way, device, base)
             ways.append(way)
-            report(f"{name}: warm")
+            report(f"{name}: warm in {time.perf_counter() - began:.1f} s")
+        _collect_for_good()
+        began = time.perf_counter()
         for block in range(options.blocks):
             for way in ways:
                 _block(way, records[way.name], options.steps, device)
-            report(f"block {block + 1} of {options.blocks}")
+            times = ", ".join(f"{way.name} {records[way.name].step[-1]:.1f}" for way in ways)
+            report(f"block {block + 1} of {options.blocks}, ms per step: {times}")
+            if block > 0 and _any_rank(time.perf_counter() - began > options.seconds, device):
+                break
         if device.type == "cuda":
-            clock = Clock(device)
-            for _ in range(_ISSUE_STEPS):
+            clock, began = Clock(device), time.perf_counter()
+            for number in range(options.issue_steps):
                 for way in ways:
                     _issue(way, records[way.name], clock)
+                if number > 1 and _any_rank(time.perf_counter() - began > options.seconds, device):
+                    break
         for way in ways:
             records[way.name].loss = float(way.loss.detach())
             if way.sync is not None:
-                plan = way.sync.plan
+                plan: Any = way.sync.plan
                 codecs = ", ".join(sorted({unit.codec for unit in plan.units}))
                 facts = {"units": len(plan.units), "launches": len(plan.order)}
-                records[way.name].plan = {**facts, "executor": plan.executor, "codecs": codecs}
+                captured = {"capture": plan.about["capture"]} if "capture" in plan.about else {}
+                records[way.name].plan = {**facts, "executor": plan.executor, "codecs": codecs, **captured}
                 way.close()
+        gc.unfreeze()
         dist.barrier()
         gradient = sum(p.nbytes for p in ways[0].parameters)
         values = {name: vars(record) for name, record in records.items()}
         return {"ways": values, "tensors": len(ways[0].parameters), "gradient_bytes": gradient}
+
+
+def _collect_for_good() -> None:
+    """Let later garbage collections leave out what exists now: looking at all models takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def _any_rank(here: bool, device: torch.device) -> bool:
+    """Whether this is true on any rank."""
+    flag = torch.tensor(float(here), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def _block(way: Way, record: Record, steps: int, device: torch.device) -> None:

@@ -1,11 +1,12 @@
 """Rows and table of `bench overhead`, from the records of the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from syncline.bench.overhead.rank import PHASES
-from syncline.bench.timing import ratios, summarize
-from syncline.spec import parse_one
+from syncline.bench.timing import Timing, ratios, summarize
+from syncline.bench.training import compression
+from syncline.spec import parse, parse_one
 from syncline.stats import median
 
 _TIMES = ("step", "cpu", "thread", "issue")
@@ -47,9 +48,22 @@ RIVALS = {"syncline": ("ddp",), "syncline(bf16)": ("ddp-bf16",), "syncline(auto)
 """By way: the kinds of DDP that send gradients of the same quality. The rival is the best of all their bucket sizes."""
 
 
+def rivals_of(name: str, ways: Iterable[str]) -> list[str]:
+    """The ways that send gradients of the same quality: for `powersgd`, torch's hook of the same rank.
+
+    >>> rivals_of("syncline(powersgd(rank=32) | bf16)", ["ddp", "ddp-powersgd(rank=4)", "ddp-powersgd(rank=32)"])
+    ['ddp-powersgd(rank=32)']
+    """
+    if name in RIVALS:
+        return [way for way in ways if parse_one(way).name in RIVALS[name]]
+    first, *_ = parse(compression(name) or "")
+    same = (f"ddp-{first.name}", first.kwargs.get("rank"))
+    return [way for way in ways if (parse_one(way).name, parse_one(way).kwargs.get("rank")) == same]
+
+
 def against_rival(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of a way to the best DDP that is comparable: `rival`, and step and CPU time by round."""
-    rivals = [way for way in records[0]["ways"] if parse_one(way).name in RIVALS[name]]
+    rivals = rivals_of(name, records[0]["ways"])
     made: dict[str, Any] = {"way": name}
     for kind in ("step", "cpu"):
         times = {way: _pooled([record["ways"][way] for record in records], kind) for way in (name, *rivals)}
@@ -57,6 +71,12 @@ def against_rival(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any
             made["rival"] = min(rivals, key=lambda way: median(times[way]))
         made[kind] = summarize(ratios(times[name], times[made["rival"]]))
     return made
+
+
+def issue_above(name: str, other: str, records: Sequence[dict[str, Any]]) -> Timing:
+    """Milliseconds that a way takes longer than another one to issue a step; pairs of the same round."""
+    mine, others = (_pooled([record["ways"][way] for record in records], "issue") for way in (name, other))
+    return summarize([a - b for a, b in zip(mine, others, strict=True)])
 
 
 def _pooled(records: Sequence[dict[str, Any]], kind: str) -> list[Any]:

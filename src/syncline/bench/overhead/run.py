@@ -4,15 +4,17 @@ Two ranks on this machine (on one GPU: as two hosts, which is what NCCL accepts)
 and attached, in blocks of steps that alternate. Every ratio compares two blocks of the same round.
 """
 
+import json
 import math
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from syncline import codecs
-from syncline.bench.output import write_json
-from syncline.bench.overhead import never_slower
+from syncline.bench.output import markdown_table, write_between, write_json
+from syncline.bench.overhead import gpu_claims, never_slower
 from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import row, table
 from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
@@ -58,25 +60,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser("overhead", __doc__)
     what = "comma list of specs to attach with; default: bf16 and powersgd"
     commands.add_argument("--codecs", dest="names", metavar="CODECS", type=split, help=what)
-    against = "instead: the best DDP on the CPU, on several networks, with the first steps; about 18 minutes"
+    against = "instead: the best DDP on several networks; CPU: also the first steps, 18 minutes; CUDA: 8 minutes"
     commands.add_argument("--never-slower", action="store_true", help=against)
-    commands.add_argument("--quick", action="store_true", help="with --never-slower: two small cells")
+    commands.add_argument("--quick", action="store_true", help="with --never-slower: three small cells")
+    part = "with --never-slower: only cells whose label contains this text (1Gbit); --out keeps the others it has"
+    commands.add_argument("--only", default="", help=part)
+    commands.add_argument("--page", type=Path, help="with --never-slower: a page to write the table into")
     given = commands.parse_args(arguments)
     if not given.never_slower:
         return run_command(commands, arguments, _options_of_command, measure, table)
+    progress = partial(print, file=sys.stderr, flush=True)
     try:
-        result = never_slower.measure(quick=given.quick, progress=partial(print, file=sys.stderr))
+        if given.device == "cuda":
+            result = gpu_claims.measure(
+                gpu_claims.chosen(given.model, given.bandwidth),
+                progress=progress,
+                before=json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else None,
+                save=partial(write_json, path=given.out) if given.out is not None else lambda _: None,
+            )
+        else:
+            result = claims_measured(given.out, quick=given.quick, only=given.only, progress=progress)
+    except UsageError as error:
+        commands.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)
         return 1
-    print(text_table(*never_slower.table(result)))
+    print(text_table(*(gpu_claims if given.device == "cuda" else never_slower).table(result)))
     print("\n".join(result["warnings"]))
-    if given.out is not None:
-        write_json(result, given.out)
+    if given.page is not None:
+        write_between(given.page, "never-slower", markdown_table(*never_slower.table(result)))
     return 0
 
 
-def _options_of_command(*, never_slower: bool, quick: bool, **asked: Any) -> Options:
-    if quick:
-        raise UsageError("--quick is for --never-slower: use fewer --blocks and --steps")
+def claims_measured(out: Path | None, *, quick: bool, only: str, progress: Progress) -> dict[str, Any]:
+    """`never_slower.measure` with its file, which is written after each cell and keeps cells that `only` excludes."""
+    before = json.loads(out.read_text()) if out is not None and out.exists() else None
+    save = (lambda result: None) if out is None else partial(write_json, path=out)
+    return never_slower.measure(quick=quick, only=only, before=before, progress=progress, save=save)
+
+
+def _options_of_command(*, never_slower: bool, quick: bool, only: str, page: Path | None, **asked: Any) -> Options:
+    if quick or only or page:
+        raise UsageError("--quick, --only and --page are for --never-slower: use fewer --blocks and --steps")
     return options(**asked)

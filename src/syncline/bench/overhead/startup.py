@@ -22,6 +22,8 @@ from syncline.cluster.ranks import Place, Report
 STEPS = 30
 """Steps that are counted. `DistributedDataParallel(...)` and `attach(...)` before them are timed as `connect`."""
 WAYS = ("ddp", "syncline", "syncline(auto)")
+_WARM_UP = 3
+"""Steps of a model of its own, before anything is timed."""
 
 
 def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) -> dict[str, Any]:
@@ -32,7 +34,10 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
     options, store, _ = payload
     found: dict[str, Any] = {}
     with joined(options, place, store) as device:
-        Way("alone", options, device).step()  # libraries prepare themselves in the first step of a process
+        alone = Way("alone", options, device)
+        for _ in range(_WARM_UP):  # libraries prepare themselves in the first steps of a process
+            alone.step()
+        del alone
         for name in options.ways:
             way = Way(name, options, device, plan_cache=options.plan_cache, connected=False)
             gc.collect()
@@ -61,9 +66,10 @@ def run_rank(place: Place, payload: tuple[Options, str, str], report: Report) ->
     return found
 
 
-def measure(options: Options, *, rounds: int, progress: Progress) -> list[dict[str, Any]]:
-    """Rows `way`, `cached`, `ratio_to_ddp` (wall and CPU), `seconds`, for new jobs and for second runs."""
+def measure(options: Options, *, rounds: int, progress: Progress) -> tuple[list[dict[str, Any]], float]:
+    """Rows for new jobs and for second runs, with ratios to DDP and seconds; and how busy the machine was before."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    busiest = 0.0
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="syncline-plans-") as folder:
             for cached in (False, True):
@@ -71,9 +77,11 @@ def measure(options: Options, *, rounds: int, progress: Progress) -> list[dict[s
                 ways = options.ways if number % 2 == 0 else tuple(reversed(options.ways))
                 asked = replace(options, ways=ways, plan_cache=str(Path(folder)))
                 progress(f"first steps, round {number + 1} of {rounds}, {'second run' if cached else 'new job'}")
-                with ranks_started(run_rank, asked, progress) as (records, _, _):
+                with ranks_started(run_rank, asked, progress) as (records, _, busy):
                     runs[cached] += records
-    return [_row(name, cached, runs[cached]) for cached in runs for name in options.ways if name != "ddp"]
+                busiest = max(busiest, busy)
+    rows = [_row(name, cached, runs[cached]) for cached in runs for name in options.ways if name != "ddp"]
+    return rows, busiest
 
 
 def _row(name: str, cached: bool, records: Sequence[dict[str, Any]]) -> dict[str, Any]:

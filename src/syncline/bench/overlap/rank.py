@@ -70,6 +70,7 @@ class TurnGate:
         ended, count = time.perf_counter_ns(), len(history.losses) - first
         now = self._reading()
         turn: dict[str, Any] = {"began": began, "ended": ended, "losses": history.losses[first:], "wire": None}
+        turn["memory"] = None if loop.memory is None else loop.memory.peak()
         if now is not None and before is not None:
             turn["wire"] = asdict(now.per_step_since(before, steps=count))
         if self._rank == 0:

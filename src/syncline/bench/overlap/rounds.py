@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from syncline.bench.overlap.ablation import label_rows
 from syncline.bench.overlap.contestants import Contest, Contestant
 from syncline.bench.overlap.rows import common_steps, kind_of, last_two_steps, pictured, rows, steady_ms, turn_steps
 from syncline.bench.ranks import Progress
@@ -101,6 +102,7 @@ class Rounds:
             return None
         entry.losses += [sum(values) / len(values) for values in zip(*(t["losses"] for t in reports), strict=True)]
         entry.plans = reports[0]["plans"]
+        entry.memory = max(t["memory"] for t in reports)
         wire = [max(t["wire"]["sent"], t["wire"]["received"]) for t in reports if t["wire"] is not None]
         spread = {"began": min(t["began"] for t in reports), "ended": max(t["ended"] for t in reports)}
         return reports[0] | spread | {"wire_bytes": max(wire, default=None)}
@@ -112,5 +114,6 @@ class Rounds:
     def _update(self) -> None:
         rate, entries = self.result["link"]["measured_bits_per_s"], [one.entry for one in self.contest.contestants]
         self.result["rows"] = rows(entries, bytes_per_s=rate / 8 if rate else None)
+        label_rows(self.result, self.result["stages"])
         self.result["loss_step"] = common_steps(entries)
         self.result["pictured"] = [name for name in pictured(self.result["rows"]) if name]

@@ -31,6 +31,8 @@ class Entry:
     plans: list[dict[str, Any]] = field(default_factory=list)
     error: dict[str, Any] | None = None
     warm_up: dict[str, Any] | None = None
+    memory: int | None = None
+    """Peak memory in bytes of the rank with the most."""
 
     @property
     def step_ms(self) -> float | None:
@@ -73,15 +75,15 @@ def kind_of(strategy: str) -> str:
 
 
 def family_of(strategy: str) -> str:
-    """A rival without its bucket size: of contestants that differ in bucket size only, the fastest is the rival.
+    """A rival without its bucket size and the like: of contestants that send the same, the fastest is the rival.
 
-    >>> family_of("ddp-powersgd(rank=64, bucket_mb=5)"), family_of("ddp(5)")
-    ('ddp-powersgd(rank=64)', 'ddp')
+    >>> family_of("ddp-powersgd(rank=64, bucket_mb=5)"), family_of("ddp(5)"), family_of("horovod(cycle_ms=5)")
+    ('ddp-powersgd(rank=64)', 'ddp', 'horovod')
     """
     call = parse_one(strategy)
     named = dict(inspect.signature(STRATEGIES.get(call.name)).bind(*call.args, **call.kwargs).arguments)
-    named.pop("bucket_mb", None)
-    return str(Call(call.name, kwargs=named))
+    tuning = load(strategy).tuning
+    return str(Call(call.name, kwargs={key: value for key, value in named.items() if key not in tuning}))
 
 
 def rivals(entries: Sequence[Entry]) -> dict[str, Entry]:
@@ -94,6 +96,27 @@ def rivals(entries: Sequence[Entry]) -> dict[str, Entry]:
         family: min(members, key=lambda entry: (entry.error is not None, entry.step_ms or 0.0))
         for family, members in families.items()
     }
+
+
+def flat_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
+    """For a hierarchical contestant, the fastest with the same codec over another exchange."""
+    mine = load(entry.strategy)
+    if not isinstance(mine, Syncline) or mine.carrier.definition.name != "hierarchical":
+        return None
+    others = [(other, load(other.strategy)) for other in entries if other.turns]
+    flat = [
+        other
+        for other, made in others
+        if isinstance(made, Syncline) and made.carrier.definition.name != "hierarchical"
+        if not made.auto and not made.plan and made.compress == mine.compress
+    ]
+    return min(flat, key=lambda other: other.step_ms or 0.0, default=None)
+
+
+def best_rival(entries: Sequence[Entry]) -> Entry | None:
+    """The fastest of all rivals; a crashed one only if no other has a time."""
+    best = rivals(entries).values()
+    return min(best, key=lambda entry: (entry.error is not None, entry.step_ms or 0.0), default=None)
 
 
 def compare(mine: Entry, other: Entry) -> dict[str, Any] | None:
@@ -109,7 +132,7 @@ def compare(mine: Entry, other: Entry) -> dict[str, Any] | None:
 
 def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[str, Any]]:
     """One row per contestant. If the rate of the link is unknown, so is the network time; the bound is then compute."""
-    best = rivals(entries)
+    best, fastest = rivals(entries), best_rival(entries)
     compute = next((e.step_ms for e in entries if isinstance(load(e.strategy), Local)), None)
     # The losses of a contestant that sends uncompressed gradients.
     dense = next((e.losses for e in entries if e.error is None and load(e.strategy).formula == "2(N-1)/N*S"), [])
@@ -126,6 +149,7 @@ def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[st
         predicted = entry.plans[0]["predicted_ms"] if len(entry.plans) == 1 else None
         kind = kind_of(entry.strategy)
         others = best if kind == "ours" else {}
+        flat = flat_twin(entry, entries)
         made.append(
             {
                 "strategy": entry.strategy,
@@ -137,7 +161,10 @@ def rows(entries: Sequence[Entry], *, bytes_per_s: float | None) -> list[dict[st
                 "step_ms": step,
                 "step_ms_low": min(medians, default=None),
                 "step_ms_high": max(medians, default=None),
+                "times_faster_than_best": compare(entry, fastest) if others and fastest and medians else None,
                 "times_faster_than": {family: compare(entry, rival) for family, rival in others.items() if medians},
+                "times_faster_than_flat": None if flat is None else compare(entry, flat),
+                "peak_memory_bytes": entry.memory,
                 "wire_bytes": wire_bytes,
                 "wire_ms": wire,
                 "compute_ms": compute,

@@ -5,13 +5,14 @@ times, ratios to the rivals within a round, and ratios to the bound max(compute,
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from syncline.bench.overlap.ablation import CODEC, ablation
 from syncline.bench.overlap.contestants import Contest
 from syncline.bench.overlap.rounds import Rounds, Turns
 from syncline.bench.overlap.table import page
@@ -32,6 +33,8 @@ from syncline.train.session.memory import check_memory
 from syncline.train.session.placement import emulated_cluster, place_ranks, shared_gpu_environment
 from syncline.train.session.run_folder import RunFolder
 from syncline.train.session.runs import list_runs, local_world_size
+
+__all__ = ["BUCKETS", "CODEC", "COMPRESS", "ablation", "all_rivals", "contestants", "measure", "save"]
 
 SCHEMA = 1
 COMPRESS = "powersgd(rank=64)"
@@ -58,21 +61,45 @@ def contestants(compress: str, *, buckets: Iterable[float] = BUCKETS, also: Iter
     found = ["local"]
     for name, arguments in kinds:
         for size in buckets:
-            own = [*arguments, *([] if size == _DDP_BUCKET else [f"bucket_mb={size:g}"])]
-            found.append(f"{name}({', '.join(own)})" if own else name)
+            found.append(_spec(name, *arguments, "" if size == _DDP_BUCKET else f"bucket_mb={size:g}"))
     ours = ["syncline", f"syncline({show(chain)})", *(f"syncline({spec})" for spec in also), "syncline(auto)"]
     return tuple(dict.fromkeys([*found, *ours]))
 
 
+def all_rivals() -> tuple[str, ...]:
+    """Every rival: torch's DDP, dense and compressed, at its best settings, and other published systems.
+
+    The fastest of a kind counts, so DDP runs with several bucket sizes and options.
+    """
+    sizes = ("bucket_mb=5", "", "bucket_mb=100")
+    dense = [_spec(name, size) for name in ("ddp", "ddp-bf16") for size in sizes]
+    low_rank = [_spec("ddp-powersgd", f"rank={rank}", more) for rank in (1, 4, 64) for more in ("", "batch=true")]
+    return (*dense, "ddp(static_graph=true)", *low_rank, "horovod", "byteps", "ring-dgc")
+
+
+def _spec(name: str, *arguments: str) -> str:
+    given = ", ".join(filter(None, arguments))
+    return f"{name}({given})" if given else name
+
+
 def measure(
-    config: Config, turns: Turns, *, out: Path | None = None, progress: Progress = print
+    config: Config,
+    turns: Turns,
+    *,
+    out: Path | None = None,
+    progress: Progress = print,
+    stages: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Run the contest of `config.compare.strategies`; returns its folder and the content of `overlap.json`."""
+    """Run the contest of `config.compare.strategies`; returns its folder and the content of `overlap.json`.
+
+    `stages`: the labels of an ablation and their strategies.
+    """
     runs = _planned(config)
     check_memory(config, runs, together=True)
     with emulated_cluster(config) as (cluster, note):
         folder = RunFolder(out or FOLDER, label="overlap")
         result = _started(config, turns, folder, cluster, note)
+        result["stages"] = dict(stages or {})
         for text in result["warnings"]:
             progress(f"note: {text}")
         warm_up()
@@ -104,9 +131,8 @@ def _contest(
             where = place_ranks(config, run, cluster=cluster, variables=variables)
             where = [_sharing_channels(place, sum(other.workers for other in runs)) for place in where]
             where = [replace(place, environment={**place.environment, VARIABLE: "off"}) for place in where]
-            # Bytes are counted per node: with several ranks on a node, they cannot be attributed to one.
-            alone = cluster is not None and run.workers <= config.cluster.nodes
-            contest.start(run, where, folder=path, count_wire=alone)
+            # Bytes are counted per node, for all its ranks; only one contestant trains at a time.
+            contest.start(run, where, folder=path, count_wire=cluster is not None)
         contest.ready()
         try:
             Rounds(turns, contest, result, save=partial(save, result, folder.path), progress=progress).run()

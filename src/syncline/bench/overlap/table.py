@@ -1,5 +1,7 @@
 """Table of `bench overlap` for the terminal (in two parts) and for the page, the verdict, and the page itself."""
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,9 +30,21 @@ def _faster(family: str) -> Callable[[Row], str]:
     return cell
 
 
+def _faster_than(which: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found = row.get(f"times_faster_than_{which}")  # files of earlier versions have none
+        return NONE if not found else f"{found['median']:.2f}x"
+
+    return cell
+
+
+_MOST_FAMILIES = 4
+"""With more kinds of rivals, only the best one has a column on a terminal."""
+
 _COST: Columns = (
     ("wire MB", _figure("wire_bytes", scale=1e6, digits=3)),
     ("wire ms", _figure("wire_ms")),
+    ("memory MB", lambda row: significant(row["peak_memory_bytes"] / 1e6) if row.get("peak_memory_bytes") else NONE),
     ("bound ms", _figure("bound_ms")),
     ("predicted ms", _figure("predicted_ms")),
     ("error", lambda row: NONE if row["prediction_error"] is None else f"{row['prediction_error']:+.0%}"),
@@ -39,21 +53,26 @@ _COST: Columns = (
 )
 
 
-def _time_columns(result: Row) -> Columns:
-    """Step time, ratio to the bound, and time of each rival relative to ours."""
+def _time_columns(result: Row, *, most: int = sys.maxsize) -> Columns:
+    """Step time, ratio to the bound, and the times of the best rival and of each kind of rival relative to ours."""
     families = dict.fromkeys(family for row in result["rows"] for family in row["times_faster_than"])
+    names = Counter(family.partition("(")[0] for family in families)
+    shown = {f: f.partition("(")[0] if names[f.partition("(")[0]] == 1 else f for f in families}
     return (
         ("step ms", _figure("step_ms")),
         ("range", lambda row: between(row["step_ms_low"], row["step_ms_high"])),
         ("of bound", lambda row: times(row["to_bound"]).replace("x", "")),
-        *((f"vs {family.partition('(')[0]}", _faster(family)) for family in families),
+        *([("vs best", _faster_than("best"))] if len(families) > 1 else []),
+        *([("vs first", _faster_than("first"))] if result.get("stages") else []),
+        *((f"vs {label}", _faster(family)) for family, label in shown.items() if len(families) <= most),
     )
 
 
 def _label(row: Row) -> str:
-    """Name of the contestant; a star marks the best of those that differ in bucket size only."""
+    """Name of the contestant, or what its row of an ablation adds; a star marks the best of a kind."""
     crashed = " (crashed)" if row["status"] == "crashed" else ""
-    return printable(row["strategy"]) + ("*" if row["best_of_family"] else "") + crashed
+    name = row.get("stage") or row["strategy"]  # files of earlier versions have no stage
+    return printable(name) + ("*" if row["best_of_family"] else "") + crashed
 
 
 def _crashed(result: Row) -> frozenset[int]:
@@ -77,7 +96,7 @@ def print_tables(result: Row, console: Any) -> None:
     title = f"{setting['model']}, batch {setting['batch']}, {setting['ranks']} ranks"
     title += f", {setting['bandwidth']}" if setting["bandwidth"] else ""
     parts = {
-        f"time of a step: {title}": _time_columns(result),
+        f"time of a step: {title}": _time_columns(result, most=_MOST_FAMILIES),
         f"bytes, prediction, and the loss at step {result['loss_step']}": _COST,
     }
     tables = []

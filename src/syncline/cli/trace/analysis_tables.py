@@ -36,6 +36,7 @@ _LONG |= {"replan": "planning", "probe": "measuring"}
 _MORE_FINDINGS = 3  # shown after the verdict
 _MOST_RANKS = 16
 _NEGLIGIBLE_START = 0.05  # of a step
+_NO_LONGER = 0.005  # of the bound: less is rounded to nothing
 _NARROW, _WIDE = 70, 100  # columns of a terminal
 
 
@@ -148,9 +149,16 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
         _line(console, "exchanges: none")
         return
     count = significant(wire.messages)
-    parts = [f"exchanges: {count} a step, {size(wire.bytes or None)}", f"{_ms(wire.busy_ms)} ms of transfer"]
-    seen = analysis.breakdown_ms["wait"]
-    parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks ({_ms(seen)} ms visible)")
+    parts = [f"exchanges: {count} a step, {size(wire.bytes or None)}"]
+    if analysis.waits_known:
+        seen = analysis.breakdown_ms["wait"]
+        parts.append(f"{_ms(wire.busy_ms)} ms of transfer")
+        parts.append(f"{_ms(wire.wait_ms)} ms of waiting for late ranks ({_ms(seen)} ms visible)")
+    else:
+        both = _ms(wire.busy_ms + wire.wait_ms)
+        parts.append(
+            f"{both} ms of transfers and waits for late ranks, which this trace cannot separate (see the notes)"
+        )
     if analysis.communication is not None:
         parts.append(f"{percent(analysis.communication)} of the transfers behind compute")
     if analysis.compression is not None:
@@ -160,9 +168,12 @@ def _exchanges(console: Console, analysis: Analysis) -> None:
         how = {"fitted": "from messages of several sizes", "link": "the link's", "seen": "bytes over time"}
         _line(
             console,
-            f"a message costs {wire.latency_ms:.2f} ms and its bytes at {bandwidth(wire.bits)}"
+            f"a message takes {wire.latency_ms:.2f} ms on the network, plus its bytes at {bandwidth(wire.bits)}"
             f" ({how.get(wire.known, 'assumed')})",
         )
+    if not analysis.waits_known:
+        console.print()
+        return
     together = [analysis.straggler] if analysis.straggler and len(analysis.straggler.ranks) > 1 else []
     for late in (*together, *analysis.late[:4]):
         doing = f", in {_long(late.doing, analysis)}" if late.doing else ""
@@ -240,10 +251,12 @@ def _bound(console: Console, analysis: Analysis) -> None:
         _line(console, "bound: not known, the trace holds no compute")
         return
     network = "not known" if bound.wire_ms is None else f"{_ms(bound.wire_ms)} ms"
+    longer = f"{bound.distance:.0%} longer" if bound.distance < 1 else f"{1 + bound.distance:.1f} times as long"
+    longer = "no longer" if bound.distance < _NO_LONGER else longer
     _line(
         console,
         f"bound: {_ms(bound.bound_ms)} ms = max(compute {_ms(bound.compute_ms or 0.0)} ms, network {network});"
-        f" the step is {bound.distance:+.0%} from it",
+        f" the step takes {longer}",
     )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from syncline.cli.app import new_app
 from syncline.cli.output import print_json
 from syncline.cli.trace import analysis_tables
+from syncline.cli.trace.flight import find_dumps, print_flight
 from syncline.cli.trace.inputs import LimitOption, Steps, load_each, parse_limits, parse_steps, several_runs
 from syncline.errors import UsageError
 from syncline.report.scaling import StartUp, curves, start_up
@@ -17,6 +18,8 @@ from syncline.results import file as results_file
 from syncline.results.schema import Results
 from syncline.trace.analysis.analyze import Analysis
 from syncline.trace.analysis.analyze import analyze as analyze_trace
+from syncline.trace.analysis.flight import diagnose
+from syncline.trace.formats.flight_read import read_dumps
 from syncline.trace.formats.json_stream import Limits
 from syncline.trace.formats.load import TRACE, load
 
@@ -30,7 +33,7 @@ def analyze(
         typer.Argument(
             metavar="RUN",
             help=f"A run folder, a {TRACE}, or a trace of another tool: a torch.profiler file, a folder with one file"
-            " per rank, a Horovod timeline.",
+            " per rank, a Horovod timeline; or PyTorch's flight-recorder dumps, one file per rank.",
         ),
     ],
     steps: Annotated[str, typer.Option(help="Only these steps: 10:20 is 10 to 19, 10: all from 10 on.")] = "",
@@ -44,6 +47,17 @@ def analyze(
     if top < 1:
         raise UsageError(f"--top must be at least 1, not {top}")
     console = Console(highlight=False, emoji=False)
+    if dumps := find_dumps(path):
+        if chosen is not None or run is not None or limits is not None:
+            raise UsageError(
+                f"{path} holds flight-recorder dumps, without steps and runs: leave out --steps, --run and --limit"
+            )
+        diagnosis = diagnose(read_dumps(dumps))
+        if as_json:
+            print_json(diagnosis.as_json(str(path)))
+        else:
+            print_flight(console, diagnosis, str(path), top=top)
+        return
     several = several_runs(path) if run is None else []
     if not several:
         source, analysis = _analyze(path, run, chosen, limits)

@@ -1,1 +1,0 @@
-"""`bench convergence`: loss and accuracy with every codec beside dense training."""

@@ -1,0 +1,1 @@
+"""`bench pipeline`: fine-tuning with freezing, pipelines that shrink, and a cache of activations, against DDP."""

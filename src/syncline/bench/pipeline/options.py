@@ -1,0 +1,66 @@
+"""Settings of `bench pipeline`: the fine-tuning job, and the ways to train it that are compared."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a job is trained. `stages` 0 is torch's DDP; all others are pipelines of the engine."""
+
+    name: str
+    stages: int
+    freeze: bool = False
+    pipe: bool = False
+    """Balance the stages again after each freeze."""
+    dp: bool = False
+    """Halve the stages when they fit, so that replicas double."""
+    cache: bool = False
+
+
+def ablation(stages: int) -> tuple[Way, ...]:
+    """PipeTransformer's ablation, with DDP and with freezing and cache without stages."""
+    return (
+        Way("ddp", 0),
+        Way("none", stages),
+        Way("freeze", stages, freeze=True),
+        Way("freeze+pipe+cache", stages, freeze=True, pipe=True, cache=True),
+        Way("freeze+pipe+dp", stages, freeze=True, pipe=True, dp=True),
+        Way("all", stages, freeze=True, pipe=True, dp=True, cache=True),
+        Way("freeze+cache", 1, freeze=True, cache=True),
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """A fine-tuning job on several ranks. Epochs are over `data`, the whole of it each."""
+
+    model: str = "vit(size=tiny, layers=8, patch=8)"
+    data: str = "fashion-mnist(classes='0-2', train=5120)"
+    pretrain: str = "fashion-mnist(classes='3-9', augment=True)"
+    """The data of the pretraining: other classes. Empty: random weights, for figures of speed alone."""
+    pretrain_epochs: int = 8
+    optimizer: str = "adamw(lr=0.001, weight_decay=0.05)"
+    freeze: str = "schedule(alpha=0.15)"
+    freeze_every: int = 1
+    """Epochs of the data between two decisions of the policy."""
+    device: str = "cpu"
+    ranks: int = 4
+    stages: int = 4
+    batch: int = 128
+    epochs: int = 14
+    test_samples: int = 3000
+    """0: no accuracy, only speed."""
+    gpu: int = 0
+    ram: int = 500_000_000
+    disk: int = 0
+    """Bytes of the cache on the GPU, in RAM and on disk."""
+    threads: int = 1
+    autocast: bool = False
+    timeout_s: float = 300.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    ways: tuple[str, ...] = ()
+    """The names of the ways to compare; empty: all of the ablation."""
+
+    def chosen(self) -> list[Way]:
+        """The ways of this run, in the order of the table."""
+        return [way for way in ablation(self.stages) if not self.ways or way.name in self.ways]

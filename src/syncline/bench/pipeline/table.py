@@ -1,0 +1,110 @@
+"""Tables and HTML page of `bench pipeline`."""
+
+from typing import Any
+
+from syncline.report.bench_pages import Table, pipeline_page
+from syncline.report.figures import (
+    NONE,
+    Columns,
+    accuracy,
+    plural,
+    seconds,
+    significant,
+    size,
+    tabulate,
+    text_table,
+    times,
+)
+
+ABLATION: Columns = (
+    ("way", lambda row: row["name"]),
+    ("time", lambda row: seconds(row["seconds"])),
+    ("against none", lambda row: times(row["speedup"])),
+    ("to accuracy", lambda row: seconds(row["seconds_to_accuracy"])),
+    ("against none", lambda row: times(row["speedup_to_accuracy"])),
+    ("accuracy", lambda row: accuracy(row["accuracy"])),
+    ("points", lambda row: NONE if row["points"] is None else f"{row['points']:+.2f}"),
+    ("samples/s", lambda row: significant(row["samples_per_s"])),
+    ("memory", lambda row: size(row["peak_memory_bytes"])),
+    ("reshapes", lambda row: " ".join(change["to"] for change in row["reshapes"]) or NONE),
+)
+CHUNKS: Columns = (
+    ("way", lambda row: row["name"]),
+    ("chunks", lambda row: str(row["chunks"] or NONE)),
+    ("batch", lambda row: str(row["batch"])),
+    ("memory per rank", lambda row: size(row["peak_memory_bytes"])),
+    ("samples/s", lambda row: significant(row["samples_per_s"])),
+)
+
+CHANGES: Columns = (
+    ("way", lambda row: row["way"]),
+    ("after epoch", lambda row: str(row["epoch"])),
+    ("frozen blocks", lambda row: str(row["frozen"])),
+    ("stages x replicas", lambda row: f"{row['from']} -> {row['to']}"),
+    ("cost", lambda row: seconds(row["cost_s"])),
+    ("paid back after", lambda row: seconds(row["payback_s"])),
+)
+
+
+def text(result: dict[str, Any]) -> str:
+    """The tables for a terminal without rich."""
+    parts = [text_table(*tabulate(ABLATION, result["rows"])), *(text_table(*cells) for _, cells in _more(result))]
+    return "\n\n".join([*parts, sentence(result), *result["warnings"]])
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables and the sentence as a page of the documentation shows them."""
+    parts = [("", tabulate(ABLATION, result["rows"])), *_more(result)]
+    tables = []
+    for title, (headings, cells) in parts:
+        rows = [headings, ["---"] * len(headings), *cells]
+        tables.append(
+            "\n".join([*([f"{title}:", ""] if title else []), *("| " + " | ".join(row) + " |" for row in rows)])
+        )
+    count = len(result["seeds"])
+    note = f"Means of {plural(count, 'seed')}; shapes and changes of seed {result['seeds'][0]}. {sentence(result)}"
+    return "\n\n".join([*tables, note])
+
+
+def console_table(result: dict[str, Any]) -> Any:
+    """The tables for a terminal; needs rich."""
+    from rich.console import Group
+
+    from syncline.report.tables import simple_table
+
+    setting = result["setting"]
+    shown = [simple_table(f"fine-tuning {setting['model']}", *tabulate(ABLATION, result["rows"]), fold=True)]
+    shown += [simple_table(title, *cells) for title, cells in _more(result)]
+    return Group(*shown)
+
+
+def page(result: dict[str, Any]) -> str:
+    """The HTML page as text; ways that lose more than half a point are marked."""
+    bad = frozenset(n for n, row in enumerate(result["rows"]) if row["points"] is not None and row["points"] < -0.5)
+    more = [(title, Table(*cells)) for title, cells in _more(result)]
+    return pipeline_page(result, Table(*tabulate(ABLATION, result["rows"]), bad), more, sentences=[sentence(result)])
+
+
+def sentence(result: dict[str, Any]) -> str:
+    """The result in one sentence: the fastest way against the reference."""
+    name = result["reference"]
+    if not result["rows"]:
+        return "All ways crashed."
+    others = [row for row in result["rows"] if row["name"] not in (name, "ddp")]
+    if not others:
+        return f"{name} took {seconds(result['rows'][0]['seconds'])}."
+    kind = "seconds_to_accuracy" if all(row["seconds_to_accuracy"] for row in others) else "seconds"
+    best = min(others, key=lambda row: row[kind] or row["seconds"])
+    ratio = best["speedup_to_accuracy" if kind == "seconds_to_accuracy" else "speedup"]
+    what = "reaches the same accuracy" if kind == "seconds_to_accuracy" else "trains the same epochs"
+    end = "" if best["points"] is None else f", with {best['points']:+.2f} points of accuracy at the end"
+    return f"{best['name']} {what} {times(ratio)} as fast as {name}{end}."
+
+
+def _more(result: dict[str, Any]) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+    """Titles and cells of the further tables: changes of shape, and DDP against Pipe+DDP."""
+    changes = [{"way": row["name"], **change} for row in result["rows"] for change in row["reshapes"]]
+    tables = [("Changes of shape", tabulate(CHANGES, changes))] if changes else []
+    if result["chunks"]:
+        tables.append(("DDP against Pipe+DDP", tabulate(CHUNKS, result["chunks"])))
+    return tables

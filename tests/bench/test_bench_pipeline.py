@@ -1,0 +1,129 @@
+"""`bench pipeline`: a quick run of real ranks in every way, its rows, tables and page, and the pretrained weights."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from syncline.bench.pipeline import run as pipeline
+from syncline.bench.pipeline.options import Options, ablation
+from syncline.bench.pipeline.pretrain import load_pretrained, pretrain
+from syncline.bench.pipeline.rows import epochs_to, payback, rows_of
+from syncline.bench.pipeline.table import page, sentence, text
+from syncline.bench.pipeline.throughput import Cell, cells
+from syncline.errors import UsageError
+from syncline.train.workload import build
+
+SOME = ["ddp", "none", "all", "freeze+cache"]
+
+
+@pytest.mark.parametrize("ways", [SOME, pytest.param([way.name for way in ablation(2)], marks=pytest.mark.full)])
+def test_a_quick_run_trains_in_every_way_and_hits_the_cache(tmp_path, capsys, ways):
+    out = tmp_path / "pipeline.json"
+    batches = [] if ways == SOME else ["--batches", "16"]
+    assert pipeline.main(["--quick", "--epochs", "2", "--ways", ",".join(ways), *batches, "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ways
+    fields = {"name", "seconds_to_accuracy", "accuracy", "samples_per_s", "peak_memory_bytes", "reshapes"}
+    for row in rows.values():
+        assert fields <= set(row)
+        assert row["samples_per_s"] > 0
+        assert row["peak_memory_bytes"] > 0
+        assert 0 <= row["accuracy"] <= 1
+        assert math.isfinite(row["epochs"][-1]["loss"])
+    assert rows["ddp"]["epochs"][0]["loss"] == pytest.approx(rows["none"]["epochs"][0]["loss"], rel=0.5)
+    assert [epoch["frozen"] for epoch in rows["none"]["epochs"]] == [0, 0]
+    assert [epoch["frozen"] for epoch in rows["all"]["epochs"]] == [0, 2]
+    assert rows["all"]["reshapes"][0]["frozen"] == 2
+    cached = rows["freeze+cache"]["epochs"][-1]["cache"]
+    assert cached["misses"] + cached["hits"] + cached["continued"] > 0
+    assert cached["wrong"] == cached["damaged"] == 0
+    assert {line["name"] for line in result["chunks"]} == ({"DDP", "Pipe+DDP, 2 stages"} if batches else set())
+    shown = capsys.readouterr().out
+    assert "freeze+cache" in shown
+    assert f'data-chart="shape-{ways.index("all")}"' in page(result)
+
+
+def _record(seconds, accuracies, frozen=()):
+    """A record of one rank: seconds of each epoch, and the accuracy after it."""
+    epochs, total = [], 0.0
+    for number, (took, accuracy) in enumerate(zip(seconds, accuracies, strict=True)):
+        total += took + 1.0
+        shape = {"frozen": frozen[number] if frozen else 0, "stages": 2, "replicas": 1}
+        epochs.append({"train_s": took, "seconds": total, "change_s": 1.0, "accuracy": accuracy, **shape})
+    reshape = {"epoch": 1, "frozen": 2, "from": "2x1", "to": "1x2", "cost_s": 1.0, "at_s": seconds[0]}
+    return {
+        "epochs": epochs, "seconds": total, "samples_per_s": 100 / total, "peak_memory_bytes": 5,
+        "reshapes": [reshape] if frozen else [],
+    }  # fmt: skip
+
+
+def test_rows_compare_times_to_the_same_accuracy(tmp_path):
+    none, fast = _record([10, 10, 10], [0.5, 0.8, 0.9]), _record([10, 4, 1], [0.5, 0.7, 0.897], frozen=[0, 2, 4])
+    heavy = {**fast, "peak_memory_bytes": 9}
+    rows = rows_of(["none", "all"], [[{"none": none, "all": fast}, {"none": none, "all": heavy}]], reference="none")
+    assert [row["seconds_to_accuracy"] for row in rows] == [32.0, 17.0]
+    assert rows[1]["speedup_to_accuracy"] == pytest.approx(32 / 17)
+    assert rows[1]["points"] == pytest.approx(-0.3)
+    assert rows[1]["peak_memory_bytes"] == 9, "of the rank with the most"
+    assert rows[1]["reshapes"][0]["payback_s"] == pytest.approx(1.0 * 4 / 6)
+    assert payback({"epoch": 1, "cost_s": 1.0}, none["epochs"]) is None, "not faster afterwards"
+    result = {
+        "rows": rows, "chunks": [], "warnings": [], "reference": "none", "setting": vars(Options()), "environment": {},
+        "seeds": [0],
+    }  # fmt: skip
+    assert sentence(result) == (
+        "all reaches the same accuracy 1.88x as fast as none, with -0.30 points of accuracy at the end."
+    )
+    assert "2x1 -> 1x2" in text(result)
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- pipeline -->\nold\n<!-- /pipeline -->\nafter\n")
+    pipeline.write_page(document, result)
+    assert "| all | 18 s |" in document.read_text()
+    assert "old" not in document.read_text()
+    shown = page(result)
+    assert 'data-chart="accuracy"' in shown
+    assert 'data-chart="shape-1"' in shown
+    assert 'data-chart="shape-0"' not in shown, "nothing froze there"
+
+
+def test_the_accuracy_is_reached_when_the_mean_of_the_seeds_stays_there():
+    first = {"none": _record([10] * 4, [0.7, 0.9, 0.84, 0.9]), "all": _record([5] * 4, [0.7, 0.8, 0.91, 0.9])}
+    second = {"none": _record([20] * 4, [0.7, 0.9, 0.84, 0.9]), "all": _record([5] * 4, [0.7, 0.97, 0.9, 0.9])}
+    rows = rows_of(["none", "all"], [[first], [second]], reference="none")
+    assert [row["epochs_to_accuracy"] for row in rows] == [4, 3], "in the second epoch one seed alone has reached it"
+    assert rows[0]["seconds_to_accuracy_by_seed"] == [43.0, 83.0]
+    assert rows[1]["seconds_to_accuracy"] == 17.0
+    assert rows[1]["accuracy_by_epoch"] == pytest.approx([0.7, 0.885, 0.905, 0.9])
+    assert epochs_to(0.99, rows[0]["accuracy_by_epoch"]) is None
+
+
+def test_speed_alone_has_no_accuracy():
+    rows = rows_of(["none"], [[{"none": _record([1, 1], [None, None])}]], reference="none")
+    assert rows[0]["accuracy"] is rows[0]["seconds_to_accuracy"] is rows[0]["points"] is None
+    assert rows[0]["speedup"] == 1
+
+
+def test_the_cells_of_ddp_against_pipelines():
+    assert cells(2, (4,)) == [Cell(0, 0, 4), Cell(2, 2, 4), Cell(2, 4, 4)]
+    assert {cell.stages for cell in cells(4, (64,))} == {0, 2, 4}
+
+
+def test_pretrained_weights_are_plain_tensors_and_the_new_head_stays(tmp_path):
+    options = Options(**{**pipeline.QUICK, "pretrain": "shapes(classes='0-2', train=64, test=32)"})
+    pretrain(options, tmp_path / "w.pt", progress=lambda line: None)
+    module = build(options.model, options.data, seed=3).phases[0].module
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert load_pretrained(module, tmp_path / "w.pt") == len(before) - 2
+    changed = [name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert not [name for name in changed if "head" in name]
+    assert len(changed) > 10
+
+
+def test_mistakes_have_one_sentence():
+    with pytest.raises(UsageError, match="use a divisor of --ranks"):
+        pipeline.options_for({"stages": 3})
+    with pytest.raises(UsageError, match="no way to train 'al'"):
+        pipeline.options_for({"ways": ("al",)})
