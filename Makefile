@@ -1,12 +1,14 @@
-# `make demo` and `make test` set up all they need: a virtual environment here, and (as root, with apt) Chromium and
-# Fashion-MNIST for the tests. The demo installs only the command line.
+# `make demo` and `make test` set up all they need: a virtual environment here, and (as root, with apt) Chromium,
+# Fashion-MNIST for the tests (with FULL also Slurm). The demo installs only the command line.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLI := $(VENV)/.cli-installed
 STAMP := $(VENV)/.installed
+# Tests start hundreds of interpreters: each would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo why-slow docs check test test-all chaos format clean
+.PHONY: setup demo why-slow docs check test test-together test-all chaos format clean
 
 setup: $(STAMP)
 
@@ -38,11 +40,15 @@ check: setup
 	$(BIN)/mypy
 	$(MAKE) docs
 
-# Two runs: most tests share the cores, those that measure time (marker `alone`) have the machine to themselves.
-test: check
-	sh scripts/system-packages.sh
+# Two runs: most tests share the cores, also with the checks; those that measure time (marker `alone`) have the machine
+# to themselves.
+test: setup
+	$(MAKE) --jobs 2 check test-together
+	$(BIN)/python -m pytest -m alone $(FULL) $$(grep -rlE 'mark\.alone' tests --include='*.py')
+
+test-together: setup
+	sh scripts/system-packages.sh $(FULL)
 	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not alone" $(FULL)
-	$(BIN)/python -m pytest -m alone $(FULL)
 
 # The same with the full tables: every model under every strategy, every number of ranks.
 test-all:

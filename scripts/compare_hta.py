@@ -38,7 +38,7 @@ def ours(path: Path) -> dict[int, dict[str, float | None]]:
         steps = len(prepared.steps)
         found[gpu.rank] = {
             "overlap": gpu.overlap,
-            "idle": gpu.idle_ms / gpu.whole_ms,
+            "idle": gpu.idle_ms / gpu.whole_ms if gpu.whole_ms else 0.0,
             "communication_ms": gpu.communication_ms * steps,
             "compute_ms": gpu.compute_ms * steps,
             "whole_ms": gpu.whole_ms * steps,

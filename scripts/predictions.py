@@ -17,6 +17,8 @@ def rows(files: list[Path]) -> Iterator[list[str]]:
         result = json.loads(file.read_text())
         setting = result["setting"]
         where = f"{setting['nodes']} nodes of {setting['bandwidth'] or 'no limit'}, {setting['device']}"
+        if setting["ranks"] != setting["nodes"]:
+            where = f"{setting['ranks']} ranks on {where}"
         for row in result["rows"]:
             if row["predicted_ms"] and row["step_ms"]:
                 error = f"{row['prediction_error']:+.0%}"

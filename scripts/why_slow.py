@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ DOCS, IMAGES = ROOT / "docs", ROOT / "docs" / "images"
 LOOP = ["examples/ddp_loop.py", "--steps", "40"]
 LOCAL = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 ALONE = ["-m", "torch.distributed.run", "--nproc-per-node", "1"]
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), "")
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,13 @@ def block(case: Case, row: dict[str, Any]) -> str:
     verdict, step = row["verdict"], row["step_ms"]
     lines = ["```console", f"$ {case.shown}", "$ syncline trace analyze syncline-trace", text, "```", ""]
     lines += [f"![One step of the timeline](images/why-slow-{case.name}.png)", ""]
-    said = f"{verdict['recoverable_ms']:.0f} ms per step were said to be recoverable"
+    said = f"{verdict['recoverable_ms']:.0f} ms per step were said to be recoverable."
     if "replay" in row:
         (answer,) = (one for one in row["replay"]["answers"] if one["what"] == case.what)
-        said += f", and the replay (`syncline simulate --what {case.what}`) gave {answer['predicted_ms']:.0f} ms"
-    lines += [f"{said}. Without the cause a step takes {step['without']:.0f} ms instead of {step['with']:.0f} ms:"
+        said += (
+            f" The replay (`syncline simulate --what {case.what}`) predicted a step of {answer['predicted_ms']:.0f} ms."
+        )
+    lines += [f"{said} Without the cause a step takes {step['without']:.0f} ms instead of {step['with']:.0f} ms:"
               f" {row['gained_ms']:.0f} ms were gained."]  # fmt: skip
     return "\n".join(lines)
 

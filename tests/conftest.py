@@ -1,5 +1,6 @@
 """Settings for all tests: threads, markers (`full`, `chaos`, `alone`, `gpu`), workers, and no skipped tests in CI."""
 
+import gc
 import os
 import re
 import signal
@@ -22,9 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMESPACES = (
+    "tests/bench/test_bench_integrations.py",
     "tests/chaos/",
     "tests/cluster/",
     "tests/docs/test_commands.py",
+    "tests/integrations/test_ray.py",
     "tests/cli/test_compare.py",
     "tests/cli/test_faults.py",
     "tests/cli/test_plan_cli.py",
@@ -40,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption("--chaos", action="store_true", help="run the whole chaos set (marker 'chaos')")
     parser.addoption("--seed", type=int, default=0, help="of the random choices of chaos tests")
     parser.addoption("--soak", type=float, default=30, help="seconds of the soak among the chaos tests")
-    parser.addoption("--record", help="a file for the table of faults, as JSON")
+    parser.addoption("--record", help="a file for what was measured, as JSON: faults, documented commands")
     parser.addoption("--full", action="store_true", help="run the full tables too (marker 'full')")
 
 
@@ -51,6 +54,10 @@ def pytest_collection_modifyitems(config, items):
             left_out = [item for item in items if item.get_closest_marker(marker)]
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # collections of garbage need not look through torch and thousands of tests
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,9 @@
 """Real Gloo ranks for tests, from one forkserver that has torch loaded: about 0.1 s a test."""
 
+import gc
 import multiprocessing as mp
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -42,6 +44,27 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
                 process.close()
 
 
+def run_until_killed(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60) -> None:
+    """Run `function` on Gloo ranks; when all have done it, rank 1 is killed with SIGKILL, which ends the run."""
+    try:
+        run_ranks(_then_killed, world_size, function, *args, timeout=timeout)
+    except RuntimeError as error:
+        if str(error) != "rank 1 died":
+            raise
+    else:
+        raise AssertionError("rank 1 was not killed")
+
+
+def _then_killed(rank: int, world_size: int, function: Callable[..., Any], *args: Any) -> None:
+    import torch.distributed as dist
+
+    function(rank, world_size, *args)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600)  # the end of rank 1 ends the run
+
+
 def _collect(receivers: list[Connection], deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(receivers):
@@ -68,6 +91,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # a collection would look through all of torch, and copy the memory that the processes share
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     # Most tests are about our own executor: with torch's reducer they would say nothing about it.

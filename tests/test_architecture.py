@@ -102,3 +102,9 @@ def test_core_imports_torch_and_the_standard_library_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports a test file by its name alone: with two of one name, none of the tests runs."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []

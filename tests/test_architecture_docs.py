@@ -142,6 +142,7 @@ def test_a_span_takes_the_walk_of_the_page(tmp_path: Path) -> None:
     assert not [module for module, _ in _steps(WALKS["Walk 2: a span"]) if module not in entered]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_auto_takes_the_walk_of_the_page() -> None:
     entered = {module for module, _ in run_ranks(record_auto, 2)[0]}

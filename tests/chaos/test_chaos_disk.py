@@ -40,6 +40,7 @@ def fill(box, *, leave_kb: int) -> None:
     assert int(box.shell("df -k --output=avail disk | tail -1")) <= leave_kb
 
 
+@pytest.mark.chaos
 def test_a_disk_that_is_full_for_a_checkpoint_is_named_and_the_results_are_kept(box, record):
     mount(box, "size=15m")
     began = time.monotonic()

@@ -12,6 +12,13 @@ def test_every_fault_of_the_last_run_happened_and_ended_well():
     assert len(faults) >= 30
     assert all(row["fired"] for row in faults), [row for row in faults if not row["fired"]]
     assert not [row for row in faults if row["outcome"].startswith("FAILED")]
-    assert {"vanished host", "disk full", "read-only folder", "SIGKILL", "SIGSTOP", "SIGTERM", "soak"} <= {
-        row["fault"] for row in faults
-    }
+    assert {
+        "vanished host",
+        "disk full",
+        "out of memory",
+        "read-only folder",
+        "SIGKILL",
+        "SIGSTOP",
+        "SIGTERM",
+        "soak",
+    } <= {row["fault"] for row in faults}

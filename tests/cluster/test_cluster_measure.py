@@ -9,9 +9,10 @@ from syncline.cluster import Cluster
 from syncline.cluster.measure import measure_bandwidth
 from syncline.errors import UsageError
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
+pytestmark = pytest.mark.namespaces
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("bandwidth", [100_000_000, 1_000_000_000])
 def test_measured_bandwidth_is_within_a_tenth_in_both_directions(bandwidth: int) -> None:
     with Cluster(2, bandwidth=bandwidth) as cluster:
@@ -30,11 +31,13 @@ def best_of_three(cluster: Cluster, *, source: int, enough: float) -> float:
     return best
 
 
+@pytest.mark.alone
 def test_a_link_without_a_limit_is_faster() -> None:
     with Cluster(2) as cluster:
         assert measure_bandwidth(cluster, seconds=0.2) > 2e9
 
 
+@pytest.mark.alone
 def test_a_changed_rate_holds_in_both_directions() -> None:
     with Cluster(2, bandwidth="200Mbit") as cluster:
         before = [best_of_three(cluster, source=source, enough=190e6) for source in (0, 1)]

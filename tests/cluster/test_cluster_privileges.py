@@ -145,6 +145,7 @@ def test_a_process_stays_unchanged_if_the_kernel_allows_no_namespaces(monkeypatc
     assert Path("/proc/self/ns/user").readlink() == before
 
 
+@pytest.mark.full
 def test_an_ordinary_user_compares_on_emulated_nodes_and_owns_the_run(home: Path) -> None:
     arguments = ["compare", "--strategies", "all-reduce", "--model", "mlp(hidden=16)", "--nodes", "2", "--bandwidth"]
     arguments += ["1Gbit", "--batch", "8", "--steps", "3", "--set", "train.test_samples=0", "--out", "run"]

@@ -123,6 +123,7 @@ def test_commands_that_cannot_be_run(command: list[str], nproc: int, sentence: s
         run_on_nodes(cluster, command, nproc_per_node=nproc)
 
 
+@pytest.mark.full  # with `cli/test_compare.py`, which compares strategies under two agents on two nodes
 def test_two_torchrun_agents_reduce_across_two_nodes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

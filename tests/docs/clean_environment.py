@@ -1,4 +1,4 @@
-"""A new virtual environment with pip and torch, and nothing else; torch is linked from here, not installed again."""
+"""Wheel and sdist of a source tree, and a new virtual environment with pip and torch (linked, not installed again)."""
 
 import re
 import subprocess
@@ -15,13 +15,29 @@ sys.exit({function}())
 """
 
 
-def make(folder: Path) -> Path:
-    """Make the environment in a folder; returns its `bin`."""
+def make(folder: Path, *more: str) -> Path:
+    """Make the environment in a folder, with torch and `more` packages of this one; returns its `bin`."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     (site,) = folder.glob("lib/python3*/site-packages")
-    for found in _with_requirements("torch").values():
-        _link(found, site, folder / "bin")
+    for name in ("torch", *more):
+        for found in _with_requirements(name).values():
+            _link(found, site, folder / "bin")
     return folder / "bin"
+
+
+def build_both(tree: Path, folder: Path) -> tuple[Path, Path]:
+    """Build the sdist of a source tree in a folder, and the wheel from that sdist."""
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(tree)], check=True, timeout=300)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def build(tree: Path, folder: Path) -> Path:
+    """Build the wheel of a source tree in a folder."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(tree)]
+    subprocess.run(command, check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def _with_requirements(name: str) -> dict[str, Distribution]:

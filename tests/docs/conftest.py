@@ -8,6 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))  # the helpers of command-line tests
 
+import clean_environment
 from documented import ROOT, blocks
 from forked import call
 
@@ -38,6 +39,12 @@ def recorded(tmp_path_factory):
     done = call(*RUN, "--set", "train.test_samples=16", cwd=folder)
     assert done.code == 0, done.err
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The built wheel of this tree."""
+    return clean_environment.build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture

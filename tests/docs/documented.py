@@ -70,6 +70,16 @@ def looks_like_a_command(text: str) -> bool:
     return _COMMAND.match(text) is not None
 
 
+def output_pattern(shown: str) -> str:
+    """A regular expression for printed text: any number for a number, any text for `...`, any space for a space."""
+    words = []
+    for word in shown.split():
+        parts = re.split(r"(\.\.\.|\d+(?:[.,]\d+)*)", word)
+        signs = {part: ".*?" if part == "..." else r"\d+(?:[.,]\d+)*" for part in parts[1::2]}
+        words.append("".join(signs.get(part, re.escape(part)) for part in parts))
+    return r"(?s)" + r"\s+".join(words)
+
+
 def changed(program: str, diff: str) -> str:
     """A program with the change of a diff block; its unchanged and removed lines must be in the program."""
     lines = diff.splitlines()

@@ -7,20 +7,31 @@ import re
 
 from documented import ROOT
 
+MOST_BYTES = 8e9
+"""What a documented command may use, unless the line above it says that it needs more."""
+
 SHORTER = [
+    (r"make demo", "syncline compare --recipe demo"),  # what it runs after the installation
     # Steps keep the model and the batch, so that memory is that of the documented command.
     (r"^(?!.*auto)(.*syncline (?:compare|train)\b.*?)--steps \d+", r"\1--steps 3"),
     (r"^(?!.*--(?:steps|resume))(.*syncline (?:compare|train)\b.*)$", r"\1 --steps 3"),
     (r"^(.*syncline (?:compare|train)\b.*)$", r"\1 --set train.test_samples=32"),
     (r"--checkpoint-every \d+", "--checkpoint-every 2"),
     (r"(syncline bench codecs(?!.*--codecs).*)", r"\1 --codecs 'topk,powersgd'"),
-    (r"(syncline bench convergence(?!.*--codecs).*)", r"\1 --codecs 'topk,int8'"),
-    (r"(syncline bench convergence.*)", r"\1 --steps 2"),
+    (
+        r"(syncline bench quality(?!.*--device).*)",
+        r"\1 --steps 2 --seeds 0 --batch 16 --model 'mlp(hidden=16)' --data 'shapes(train=64, test=32)'",
+    ),
+    (r"(syncline bench integrations(?!.*--quick).*)", r"\1 --quick"),
+    (r"(syncline bench pipeline(?!.*(?:--quick|cuda))).*", r"\1 --quick"),
     (r"--never-slower(?!.*--quick)", "--never-slower --quick"),
-    (r"(syncline bench (?:overhead|recorder)(?!.*--(?:steps|never-slower)).*)", r"\1 --steps 1"),
+    (r"(syncline bench overhead(?!.*--(?:steps|never-slower)).*)", r"\1 --steps 1"),
+    (r"syncline bench recorder", "python -m syncline.bench.recorder --blocks 1 --steps 1 --out recorder.json"),
     (r"(syncline bench overlap.*?)(?: --rounds \d+)?$", r"\1 --rounds 1 --seconds 0.5 --steps 3"),
+    (r"(syncline bench models)(?!.*--quick).*", r"\1 --quick --only byteps"),
     (r"bench overhead --steps 6", "bench overhead --steps 1 --model 'mlp(hidden=16)'"),
     (r"before_after.py ../base . --rounds 2", f"before_after.py {ROOT} {ROOT} --rounds 1"),
+    (r"trace analyze dumps", f"trace analyze {ROOT}/tests/trace/fixtures/flight/gloo-hang"),
     (r" \| jq .*", ""),
     (r"--steps 100:120", "--steps 10:20"),
     (r"examples/ddp_loop.py", "examples/ddp_loop.py --steps 12"),
@@ -36,18 +47,20 @@ NOT_RUN = {
     r"bench\.causes": "the same command as a module",
     r"--serve": "serves until Ctrl-C; tests/cli/test_trace_view.py does that",
     r"^torchrun --nnodes 4": "needs four machines; its options are checked",
+    r"--launcher ray": "needs a Ray cluster; tests/integrations/test_ray.py runs it on one",
 }
 """Commands whose options are checked only, with the reason."""
 
 NO_GPU = (2, r"there is no device 'cuda' here")
 EXPECTED = {
+    r"^torchrun .*--device cuda": (1, NO_GPU[1]),  # torchrun's own exit code
     r"--device cuda": NO_GPU,
     r"--recipe hipress-vgg19": (2, r"needs about .* of memory, and 8 GB are allowed: use "),
     r"--resume run$": (2, r"is finished: use --epochs 3 to train longer"),  # nothing has killed it here
     r"^syncline trace analyze": (0, r"verdict"),
     r"^syncline trace diff": (0, r"no significant difference"),
     r"^syncline simulate .*--what": (0, r"as it was .* ms"),
-    r"^syncline (compare|train)": (0, r"report: .*report\.html"),
+    r"^(syncline (compare|train)|make demo)": (0, r"report: .*report\.html"),
     r"^torchrun .* my_ddp\.py": (0, r"loss \d\.\d\d"),
     r"laws": (0, r"passes all laws"),
     r"^syncline doctor": (0, r"cores"),
@@ -57,6 +70,29 @@ EXPECTED = {
 
 NEEDS = {r"--recipe hipress-vgg19": " --set cluster.memory=8GB"}
 """Added to commands that say in the line above them what they need: on a machine with less they are refused."""
+
+FRAMEWORKS = """
+import os
+from pathlib import Path
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+folder = Path("checkpoint")
+os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29555")
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+def prepared_parts():
+    from accelerate import Accelerator
+    model = fresh()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 64)))
+    return Accelerator(cpu=True), model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+def trainer_parts():
+    from transformers import TrainingArguments
+    arguments = TrainingArguments(output_dir="out", use_cpu=True, ddp_backend="gloo", report_to="none")
+    return fresh(), arguments, torch.utils.data.TensorDataset(torch.randn(8, 64))
+"""
 
 PRELUDES = {
     "README.md": """
@@ -80,10 +116,17 @@ link = exchange.connect("allreduce", dist.group.WORLD)
 def grads_of(batch): return [torch.randn(shapes[names.index(name)]) for name in batch.names]
 """,
     "docs/exchange.md": """
-import torch, torch.distributed as dist, pytest
+import torch, torch.distributed as dist, pytest, syncline
 from syncline.codecs import DENSE, Merge
 process_group = dist.group.WORLD
 request = Merge(torch.ones(8), DENSE)
+rank, steps, model = dist.get_rank(), 3, torch.nn.Linear(20, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        model(torch.randn(4, 20)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """,
     "docs/integrations.md": """
 import torch, torch.distributed as dist, syncline
@@ -92,9 +135,10 @@ from torch.nn.parallel import DistributedDataParallel
 rank, model = dist.get_rank(), nn.Linear(64, 64)
 def fresh():
     return nn.Linear(64, 64)
-""",
+"""
+    + FRAMEWORKS,
     "docs/pipeline.md": """
-import torch
+import torch, syncline
 from torch import nn
 class Net(nn.Module):
     def __init__(self):
@@ -102,6 +146,8 @@ class Net(nn.Module):
         self.embedding, self.encoder = nn.Linear(4, 4), nn.Module()
         self.encoder.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
 model, loader = Net(), [(1, 2)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+def evaluate(model): return 1.0
 """,
     "docs/trace.md": """
 import time, torch.distributed as dist
@@ -109,7 +155,9 @@ from syncline.trace.merge.clocks import measure_clocks, with_drift
 group, rank, ns = dist.group.WORLD, dist.get_rank(), time.perf_counter_ns()
 """,
 }
-PRELUDES |= dict.fromkeys(("docs/engine.md", "docs/recording.md", "docs/why-slow.md"), PRELUDES["README.md"])
+PRELUDES |= dict.fromkeys(
+    ("docs/engine.md", "docs/hangs.md", "docs/recording.md", "docs/why-slow.md"), PRELUDES["README.md"]
+)
 """What the programs of a page take for granted."""
 
 PYTHON = [
@@ -118,6 +166,12 @@ PYTHON = [
     (r"(exchange\.check\(.*\))  # UsageError.*", r"with pytest.raises(ValueError, match='with this codec use'): \1"),
     (r"model = syncline.DistributedDataParallel\(model\)", "model = syncline.DistributedDataParallel(fresh())"),
     (r'"runs/vgg11"', '"run"'),
+    (r'mesh = init_device_mesh\("cuda", \(nodes, gpus\)', 'model = Blocks()\nmesh = init_device_mesh("cpu", (2, 1)'),
+    (r"from .*accelerate import prepare", r"\g<0>\naccelerator, model, optimizer, loader = prepared_parts()"),
+    (r"from .*accelerate import SynclineKwargs", r"\g<0>\nfrom accelerate import Accelerator"),
+    (r"from .*trainer import SynclineTrainer", r"\g<0>\nmodel, arguments, data = trainer_parts()"),
+    (r"from .*lightning import SynclineStrategy", r"\g<0>\nimport lightning as L"),
+    (r"ray\.train\.torch\.prepare_model\(model, parallel_strategy=None\)", "fresh()"),  # needs a worker of Ray
 ]
 """Replacements in programs."""
 

@@ -39,7 +39,7 @@ def test_every_block_says_what_it_is():
 
 def test_every_entry_of_the_tables_is_used():
     commands = [command for block in ALL for command in block.commands]
-    programs = "\n".join(block.text for block in ALL if block.language == "python")
+    programs = "\n".join(block.text for block in ALL if block.language in ("python", "diff"))
     for pattern in [*NOT_RUN, *EXPECTED, *NEEDS, *(pattern for pattern, _ in SHORTER)]:
         assert any(re.search(pattern, command) for command in commands), pattern
     for pattern, _ in PYTHON:
@@ -91,7 +91,7 @@ def _programs(page):
         elif block.language == "diff" and page != FIRST_STEPS:
             lines = [line[1:] for line in block.text.splitlines() if not line.startswith("-")]
             indent = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
-            yield block.place, "\n".join(line[indent:] for line in lines)
+            yield block.place, program("\n".join(line[indent:] for line in lines))
 
 
 def test_pages_that_are_tested_elsewhere():

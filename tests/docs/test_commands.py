@@ -1,26 +1,31 @@
-"""All commands of README and docs, on two cores and inside 8 GB: `make test-all`, or `pytest tests/docs --full`."""
+"""All commands of README and docs, on two cores and inside 8 GB: `make test-all`, or `pytest tests/docs --full`.
 
+With `--record benchmarks/results/documented-commands.json` the time and the peak memory of each command are kept.
+"""
+
+import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 from documented import blocks, pages
 from process_tree import Measured
-from quick import expected, shortened, why_not_run
+from quick import MOST_BYTES, expected, shortened, why_not_run
 
 pytestmark = [pytest.mark.full, pytest.mark.namespaces]
-MOST_BYTES = 8e9
-ELSEWHERE = ("docs/first-steps.md",)
-"""Pages whose commands another test runs: tests/docs/test_first_steps.py."""
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [p for p in pages() if any(b.commands for b in blocks(p)) and p not in ELSEWHERE])
-def test_all_commands_run_on_two_cores_with_8_gb(page, prepared, capsys):
+@pytest.mark.parametrize("page", [p for p in pages() if any(b.commands for b in blocks(p))])
+def test_all_commands_run_on_two_cores_with_8_gb(page, prepared, capsys, request):
     folder = prepared(page)
+    rows = []
     for block in blocks(page):
         for command in block.commands:
             if why_not_run(command):
                 continue
+            load = os.getloadavg()[0]
             done = Measured(shortened(command), cwd=folder).finish(timeout=900)
             code, pattern = expected(command)
             with capsys.disabled():
@@ -29,6 +34,17 @@ def test_all_commands_run_on_two_cores_with_8_gb(page, prepared, capsys):
             assert re.search(pattern, done.out + done.err), f"{block.place}: {command}: {done.out} {done.err}"
             assert done.peak_bytes < MOST_BYTES, f"{block.place}: {command} needs {done.peak_bytes / 1e9:.1f} GB"
             assert done.left() == []
+            ran = {"command": command, "ran": shortened(command), "exit_code": code}
+            rows.append(ran | {"seconds": round(done.seconds, 1), "peak_bytes": done.peak_bytes, "load_before": load})
+            if record := request.config.getoption("--record"):
+                _write(Path(record), page, rows)
+
+
+def _write(file, page, rows):
+    """Replace the rows of a page: a long pass can be made in pieces."""
+    known = json.loads(file.read_text()) if file.exists() else {}
+    found = {name: known[name] for name in pages() if name in known} | {page: rows}
+    file.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
 
 
 @pytest.mark.timeout(300)

@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-import sys
+import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
@@ -11,6 +11,7 @@ from email import message_from_string
 import clean_environment
 import pytest
 from documented import ROOT, blocks
+from packaging.requirements import Requirement
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -61,13 +62,14 @@ def test_the_demo_installs_only_the_command_line(tmp_path):
     assert "'.[dev]'" in plans["setup"]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, timeout=300)
-    (built,) = folder.glob("*.whl")
-    return built
+def _metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        return message_from_string(archive.read(name).decode())
+
+
+def _links(description):
+    return re.findall(r"\]\(([^)]*)\)", description)
 
 
 @pytest.mark.full
@@ -75,12 +77,73 @@ def wheel(tmp_path_factory):
 def test_the_wheel_has_all_files(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        (metadata,) = [name for name in names if name.endswith("METADATA")]
-        facts = message_from_string(archive.read(metadata).decode())
     here = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("*") if p.suffix not in ("", ".pyc")}
     assert {name for name in here if "__pycache__" not in name} <= names
-    assert facts["Requires-Dist"] == "torch>=2.11", "the first requirement, and the only one without an extra"
-    assert "raw.githubusercontent.com" in facts.get_payload()
+    assert _metadata(wheel)["Requires-Dist"] == "torch>=2.11", "the first requirement, the only one without an extra"
+
+
+EXTRAS = {"cli", "accelerate", "lightning", "tensorboard", "docs", "dev"}
+
+
+@pytest.mark.namespaces
+@pytest.mark.timeout(600)
+def test_the_package_without_its_source_tree(tmp_path):
+    """The wheel, built from the sdist, in a new environment: the extra's packages are found, and the demo runs."""
+    sdist, wheel = clean_environment.build_both(ROOT, tmp_path / "dist")
+    assert set(_metadata(wheel).get_all("Provides-Extra")) >= EXTRAS
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "scripts/package_description.py", "src/syncline/py.typed"} <= names
+    needed = PROJECT["optional-dependencies"]["cli"]
+    programs = clean_environment.make(tmp_path / "environment", *(Requirement(text).name for text in needed))
+    (tmp_path / "here").mkdir()
+    short = "--nodes 2 --batch 8 --steps 2 --strategies ddp,syncline --model mlp --set train.test_samples=8 --quiet"
+    for command, said in {
+        f"pip install --quiet --no-index '{wheel}[cli]'": "",  # all that the extra needs is there
+        "pip check": "No broken requirements",
+        "syncline doctor": "cores",
+        f"syncline compare --recipe demo {short}": "report:",
+    }.items():
+        done = run(command, programs=programs, cwd=tmp_path / "here")
+        assert done.returncode == 0, f"{command}: {done.stdout} {done.stderr}"
+        assert said in done.stdout
+    where = run("python -c 'import syncline; print(syncline.__file__)'", programs=programs, cwd=tmp_path / "here")
+    assert str(tmp_path / "environment") in where.stdout
+
+
+def _package(folder, source=""):
+    """A source tree with our metadata and no code; `source` is the address of the repository."""
+    (folder / "src" / "syncline").mkdir(parents=True)
+    (folder / "src" / "syncline" / "__init__.py").touch()
+    (folder / "scripts").mkdir()
+    for name in ("README.md", "LICENSE", "scripts/package_description.py"):
+        shutil.copy(ROOT / name, folder / name)
+    urls = f'[project.urls]\nSource = "{source}"\n\n' if source else ""
+    settings = (ROOT / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(settings.replace("[project.scripts]", f"{urls}[project.scripts]", 1))
+    return folder
+
+
+ADDRESS = "https://example.org/us/syncline"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("source", ["", ADDRESS])
+def test_the_description_in_a_wheel_has_no_relative_link(tmp_path, source):
+    paths = _links((ROOT / "README.md").read_text())
+    assert len(paths) > 10
+    facts = _metadata(clean_environment.build(_package(tmp_path / "tree", source), tmp_path))
+    assert facts["Project-URL"] == (f"Source, {source}" if source else None)
+    description = facts.get_payload()
+    for block in blocks("README.md"):
+        assert block.text in description
+    found = _links(description)
+    if source:
+        assert [link.removeprefix(f"{source}/").partition("/HEAD/")[2] for link in found] == paths
+    else:
+        assert not found
+        assert "![" not in description
+        assert all(f"`{path}`" in description for path in paths), "their files are named"
 
 
 @pytest.mark.full

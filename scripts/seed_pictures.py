@@ -1,0 +1,84 @@
+"""Makes the pictures of the four projects that Syncline carries on: streams, scaling table, loss curves, freezes.
+
+Each one is a part of the page of a command, or of a result that was kept: `python scripts/seed_pictures.py [NAME ...]`.
+Needs Chromium.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from syncline.bench.overlap.table import page as overlap_page
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+CHROMIUM = "/usr/bin/chromium"
+ALONE = """heading => document.querySelectorAll("main > section").forEach(section => {
+    if (section.querySelector("h2").textContent !== heading) section.remove();
+})"""
+STREAMS = ROOT / "benchmarks" / "results" / "overlap-vgg19-2nodes-1gbit-h200-batch64.json"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A command of `syncline` that writes a report, and the heading of the part to show."""
+
+    command: tuple[str, ...]
+    heading: str
+
+
+PICTURES = {
+    "scaling": Picture(("compare", "--recipe", "horovod-scaling"), "Scaling"),
+    "curves": Picture(
+        ("compare", "--recipe", "course-vgg11", "--model", "vgg11(width=0.25)"),
+        "Loss",
+    ),
+    "freezes": Picture(
+        ("train", "--recipe", "vit-freeze", "--data", "shapes(classes='5-9', train=1280)", "--nproc", "2"),
+        "Freezes and reshapes",
+    ),
+}  # fmt: skip
+
+
+def _ran(name: str, folder: Path) -> tuple[Path, str]:
+    """The page of a picture, made by its command if it does not exist yet, and the heading of the part."""
+    picture = PICTURES[name]
+    if not (folder / name / "report.html").exists():
+        command = [sys.executable, "-m", "syncline", *picture.command, "--out", str(folder / name)]
+        subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - our own commands
+    return folder / name / "report.html", picture.heading
+
+
+def _streams(folder: Path) -> tuple[Path, str]:
+    """The page of a measurement on a GPU that was kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "streams.html").write_text(overlap_page(json.loads(STREAMS.read_text())))
+    return folder / "streams.html", "One step of each"
+
+
+def main() -> None:
+    """Run the commands whose page does not exist yet, and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=["streams", *PICTURES])
+    parser.add_argument("--folder", type=Path, default=Path("runs/pictures"))
+    given = parser.parse_args()
+    folder = (ROOT / given.folder).resolve()
+    pages = {name: (_streams(folder) if name == "streams" else _ran(name, folder)) for name in given.names}
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 980, "height": 1600})
+        for name, (file, heading) in pages.items():
+            page.goto(file.as_uri())
+            page.evaluate(ALONE, heading)
+            page.wait_for_timeout(2000)
+            page.locator("main > section:visible").screenshot(path=IMAGES / f"{name}.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
