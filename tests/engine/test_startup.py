@@ -17,11 +17,12 @@ from ranks import run_ranks
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.tuning import budget, drift_watch
 from syncline.engine.tuning.drift import WINDOW
-from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, Timed, other_codecs, other_sizes
+from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, other_codecs, other_sizes
+from syncline.engine.tuning.race import Race, Timed
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
 from syncline.engine.tuning.watch import Seen
-from syncline.plan import Shape, bucket_plan, default_plan
+from syncline.plan import Plan, Shape, bucket_plan, default_plan
 
 SHAPES = [Shape(f"{name}.weight", (1000, 1000)) for name in "abcdefgh"]
 """Of 4 MB each."""
@@ -38,9 +39,12 @@ def test_measurements_wait_until_they_pay() -> None:
     cost = budget.expected_seconds(device="cpu", tensors=161, codecs=5, choose=True)
     order = budget.expected_seconds(device="cpu", tensors=161, codecs=1, choose=False)
     assert order < cost < 10
-    assert budget.pays(cost, gain=0.6, trained=0)
-    assert not budget.pays(cost, gain=0.02, trained=10)
-    assert budget.pays(cost, gain=0.02, trained=cost / budget.SHARE)
+    assert budget.pays(cost, gain=0.6, step=1.0, trained=0)
+    assert not budget.pays(cost, gain=0.02, step=1.0, trained=10)
+    assert budget.pays(cost, gain=0.02, step=1.0, trained=cost / budget.SHARE)
+    half = 2 * cost / budget.REPAID
+    assert budget.pays(cost, gain=0.1, step=0.2, trained=1.01 * half), "half of the step for so long is four times that"
+    assert not budget.pays(cost, gain=0.1, step=0.2, trained=0.99 * half)
 
 
 def test_a_trial_stops_early() -> None:
@@ -66,45 +70,41 @@ def test_a_trial_stops_early() -> None:
     assert needy.current is None
 
 
-def test_a_plan_that_was_slower_in_a_trial_gets_a_second_chance() -> None:
+def raced(race: Race, times: dict[Plan, list[float]]) -> list[Plan]:
+    """Run a race whose windows take these times; the plans that ran, and the winner."""
+    ran = []
+    while not race.over:
+        assert race.current is not None
+        ran.append(race.current.plan)
+        race.add(times[race.current.plan].pop(0))
+    assert race.current is not None
+    return [*ran, race.current.plan]
+
+
+def test_plans_that_were_close_in_a_trial_run_in_turns() -> None:
     first, second, third = (bucket_plan(SHAPES, bucket_bytes=size) for size in (1 << 30, 8 << 20, 1 << 10))
     trial = ExecutorTrial([first, second, third])
     for step in (1.0, 1.05, 1.5):
         trial.add(Seen(step), TIMED)
-    rivals = trial.rivals()
-    assert not rivals.beaten
-    assert rivals.instead_of(first, 1.02) is None, "within the noise"
-    assert rivals.beaten
-    rivals = trial.rivals()
-    chosen = rivals.instead_of(first, 1.2)
-    assert chosen is not None
-    assert chosen.plan is second
-    chosen = rivals.instead_of(second, 1.3)
-    assert chosen is not None
-    assert chosen.plan is first, "with the time of its window"
-    assert rivals.instead_of(first, 1.4) is None, "no third change"
-    assert rivals.beaten
-    assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).rivals().beaten
+    there_and_back = [first, second, second, first]
+    assert raced(trial.race(), {first: [1.0, 1.0], second: [0.99, 0.99]}) == [*there_and_back, second]
+    assert raced(trial.race(), {first: [1.0, 0.98], second: [0.99, 0.99]}) == [*there_and_back, first]
+    assert raced(trial.race(), {first: [1.0], second: [0.9, 0.9]}) == [first, second, second, second], "far behind"
+    assert raced(trial.race(), {first: [0.9]}) == [first, first], "no other was as fast in the trial"
+    slow = {first: [1.4], second: [1.0, 1.1], third: [1.2]}
+    assert raced(trial.race(), slow) == [first, second, third, second, second], "the trial was wrong about the first"
+    assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).race().over
 
 
-def test_bf16_has_to_be_faster_than_dense_over_a_window_too() -> None:
+def test_bf16_has_to_be_faster_than_dense_over_windows_too() -> None:
     dense, half = (bucket_plan(SHAPES, codec=codec) for codec in ("none", "bf16"))
     trial = ExecutorTrial([dense, half])
     for step in (1.0, 0.95):
         trial.add(Seen(step), TIMED)
     assert trial.fastest().plan is half
-    rivals = trial.rivals()
-    chosen = rivals.instead_of(half, 0.95)
-    assert chosen is not None
-    assert chosen.plan is dense, "5% in a few steps may be chance"
-    assert rivals.instead_of(dense, 0.96) is None, "it was"
-    rivals = trial.rivals()
-    assert rivals.instead_of(half, 0.95) is not None
-    chosen = rivals.instead_of(dense, 1.0)
-    assert chosen is not None
-    assert chosen.plan is half, "5% over windows"
-    assert rivals.instead_of(half, 0.95) is None, "no second look again"
-    assert trial.rivals().instead_of(half, 0.9) is None, "a clear gain"
+    assert raced(trial.race(), {half: [0.95, 0.95], dense: [0.96, 0.96]})[-1] is dense, "5% in a few steps were chance"
+    assert raced(trial.race(), {half: [0.95, 0.96], dense: [0.99, 1.0]})[-1] is half
+    assert raced(trial.race(), {half: [0.8]}) == [half, half], "a clear gain"
 
 
 def test_other_buckets_are_tried_only_if_there_is_a_wait() -> None:
@@ -356,7 +356,7 @@ def free_network(rank: int, world: int) -> tuple[set[str], str, bool, str]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     sync = syncline.attach(net, optimizer, compress="auto", plan_cache=False)
     assert sync.auto is not None
-    for _ in range(TUNED + 3 * WINDOW):  # as long as it takes at most
+    for _ in range(TUNED + 9 * WINDOW):  # as long as it takes at most
         if sync.auto.settled and sync.auto.confirmed:
             break
         net(torch.ones(8192, 128)).square().mean().backward()

@@ -137,7 +137,7 @@ class Way:
     def warm_up(self, least: int) -> None:
         """Train until an attached model has its plan and has confirmed it, at least this many steps."""
         auto = None if self.sync is None else self.sync.auto
-        for step in range(2 * TUNED + 4 * WINDOW):
+        for step in range(2 * TUNED + 10 * WINDOW):
             if step >= least and (auto is None or (auto.settled and auto.confirmed)):
                 break
             self.step()

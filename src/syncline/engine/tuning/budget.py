@@ -5,8 +5,11 @@ The estimate only has to be of the right size. It is made of numbers that all ra
 
 PAYBACK_STEPS = 10
 """Tuning starts at once if its cost is repaid within this many steps, at best."""
+REPAID = 0.25
+"""Otherwise it waits until its cost is less than this share of what the gain would have saved so far: a job that has
+trained for some time will go on, but the gain is only the most that can be hoped for."""
 SHARE = 0.02
-"""Otherwise it waits until its cost is less than this share of the time that the job has trained."""
+"""Or until its cost is less than this share of the time that the job has trained."""
 _PROBE_S = {"cpu": 0.4, "cuda": 0.1}
 _PROBE_CODEC_S = {"cpu": 0.2, "cuda": 0.05}
 """By device: probes of the network, and of each codec."""
@@ -27,6 +30,6 @@ def expected_seconds(*, device: str, tensors: int, codecs: int, choose: bool, va
     return _PROBE_S[device] + _PROBE_CODEC_S[device] * codecs + search + errors
 
 
-def pays(cost: float, *, gain: float, trained: float) -> bool:
-    """Whether to spend `cost` seconds now, for at most `gain` seconds per step, after `trained` seconds of training."""
-    return cost <= max(PAYBACK_STEPS * gain, SHARE * trained)
+def pays(cost: float, *, gain: float, step: float, trained: float) -> bool:
+    """Whether to spend `cost` seconds now, to save at most `gain` of `step` seconds, after `trained` seconds."""
+    return cost <= max(PAYBACK_STEPS * gain, REPAID * gain / step * trained, SHARE * trained)

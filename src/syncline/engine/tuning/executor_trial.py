@@ -5,8 +5,9 @@ engine's own cost on this machine. Steps of a trial are steps of the job, so a t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from syncline.engine.tuning.race import Race, Timed
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.buckets import SIZES, bucket_plan, bucket_plans
 from syncline.plan.check import REDUCER_CODECS
@@ -24,23 +25,8 @@ HOPELESS = 0.75
 TIE = 0.01
 """Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. Between dense and BF16,
 the planner's `WORTH` decides."""
-CLOSE = 0.1
-"""A lossy plan that was faster than a dense one by less than this share in a trial has to be so over a window, too."""
 MOST_SIZES = 2
 """How many bucket sizes are tried after a plan was found."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A plan and what was seen of its steps."""
-
-    plan: Plan
-    seen: Seen
-
-    @property
-    def step(self) -> float:
-        """Seconds of its step."""
-        return self.seen.step
 
 
 class ExecutorTrial:
@@ -94,44 +80,10 @@ class ExecutorTrial:
                 best = one
         return best
 
-    def rivals(self) -> "Rivals":
-        """The other plans that were timed."""
+    def race(self) -> Race:
+        """The fastest plan against the others that were timed."""
         best = self.fastest()
-        return Rivals([one for one in self.timed if one is not best])
-
-
-class Rivals:
-    """The plans of a trial that were slower. A few steps may mislead, so they get a second chance.
-
-    All numbers that it gets are the same on all ranks, and so are its answers.
-    """
-
-    def __init__(self, timed: Sequence[Timed]) -> None:
-        self._timed, self._chances = list(timed), len(timed)
-        self._dense_timed = False
-        """Whether a dense plan was timed over a window of steps, or need not be."""
-        self.beaten = not timed
-        """Whether the plan in use is faster than all of them, or they have had their chances."""
-
-    def instead_of(self, plan: Plan, step: float) -> Timed | None:
-        """The rival that is to replace `plan`, which took `step` seconds in a window of steps; None if it stays."""
-        rival = self._second_look(plan, step)
-        if rival is None:
-            rival = min(self._timed, key=lambda one: one.step, default=None)
-            if rival is None or not self._chances or rival.step >= step * (1 - WORTH):
-                self.beaten = True
-                return None
-            self._chances -= 1
-        self._timed = [*(one for one in self._timed if one is not rival), Timed(plan, Seen(step))]
-        return rival
-
-    def _second_look(self, plan: Plan, step: float) -> Timed | None:
-        """A dense plan that is to be timed over a window, once, because a lossy one in use was hardly faster."""
-        first, self._dense_timed = not self._dense_timed, True
-        if not first or _dense(plan):
-            return None
-        close = [one for one in self._timed if _dense(one.plan) and one.step < step * (1 + CLOSE)]
-        return min(close, key=lambda one: one.step, default=None)
+        return Race(best, [one for one in self.timed if one is not best])
 
 
 def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:
@@ -168,10 +120,6 @@ def reducer_plans(
 def measured(one: Timed) -> Plan:
     """Its plan, with the measured step among the plan's facts."""
     return replace(one.plan, about={"measured_ms": round(one.step * 1e3, 3), "chosen": _codec(one.plan)})
-
-
-def _dense(plan: Plan) -> bool:
-    return all(unit.codec == "none" for unit in plan.units)
 
 
 def _codec(plan: Plan) -> str:

@@ -25,8 +25,6 @@ from syncline.engine.tuning.drift_watch import DriftWatch, network_seconds
 from syncline.engine.tuning.executor_trial import (
     TIMED,
     ExecutorTrial,
-    Rivals,
-    Timed,
     measured,
     other_codecs,
     other_sizes,
@@ -35,6 +33,7 @@ from syncline.engine.tuning.executor_trial import (
 from syncline.engine.tuning.measure_costs import measure_costs, measure_link
 from syncline.engine.tuning.plan_memory import PlanMemory
 from syncline.engine.tuning.profiled_steps import ProfiledSteps
+from syncline.engine.tuning.race import Race, Timed
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.watch import Seen, Watch
 from syncline.plan.auto_spec import Auto
@@ -85,8 +84,8 @@ class Tuner:
         """The fastest plan of torch's reducer, measured on the present job."""
         self._found: Choice | None = None
         """The plan that the trial compares with torch's reducer; None in a trial of the reducer's buckets alone."""
-        self._rivals = Rivals([])
-        """The plans that were slower in the trial."""
+        self._race = Race()
+        """The plans that were close in the trial."""
         self.guard = None if automatic is None else CodecGuard(engine, automatic)
         """Watches what the codecs lose while the job trains; None if the codecs stay."""
         self._next: Plan | None = None
@@ -114,8 +113,8 @@ class Tuner:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the plan is still the fastest after it was timed for longer than in the trial."""
-        return self._rivals.beaten
+        """Whether the plan is still the fastest after those that were close were timed for longer than in the trial."""
+        return self._race.over
 
     def backward_begins(self, active: Sequence[bool]) -> None:
         """A backward pass has begun in which these parameters train; the same on all ranks."""
@@ -229,7 +228,7 @@ class Tuner:
         engine.wait()
         if engine.owes_a_step():
             return
-        self.choice = replace(choice, plan=self._chooser.overlap)
+        self.choice, self._race = replace(choice, plan=self._chooser.overlap), Race()
         if self.costs is None:
             self._measure_without_reducer()
         else:
@@ -252,7 +251,7 @@ class Tuner:
         """Whether the network takes so much of a step that no buckets help, and measuring codecs pays at once."""
         gain = first.seen.gain(smaller=self._may_choose)
         large = self._may_choose and gain > _LARGE * first.step
-        return large and budget.pays(self._cost_of_measuring(), gain=gain, trained=0.0)
+        return large and budget.pays(self._cost_of_measuring(), gain=gain, step=first.step, trained=0.0)
 
     # -- trials: steps of the job under other plans
 
@@ -304,7 +303,7 @@ class Tuner:
         """All plans were timed: stay with the fastest, or measure the job if that can find a faster one and pays."""
         best, choice = trial.fastest(), self._found
         if choice is None:
-            self._after_reducers(best, trial.rivals())
+            self._after_reducers(best, trial.race())
             return
         overlap = next((one for one in trial.timed if one.plan.executor == "overlap"), None)
         if best is overlap:
@@ -318,16 +317,16 @@ class Tuner:
             if self.allowed is not None:
                 self._engine.say(f"step {self._engine.step}: {why}")
         self.report = replace(self.report, after=best.step)
-        self._settle(choice, trial.rivals())
+        self._settle(choice, trial.race())
 
-    def _after_reducers(self, best: Timed, rivals: Rivals) -> None:
+    def _after_reducers(self, best: Timed, race: Race) -> None:
         """Buckets of torch's reducer were timed, and nothing was measured yet."""
         engine = self._engine
         self._best = best
         gain = best.seen.gain(smaller=self._may_choose)
         worth = gain > WORTH * best.step
         self._gain, self._cost = (gain, self._cost_of_measuring()) if worth else (0.0, 0.0)
-        if worth and budget.pays(self._cost, gain=gain, trained=self._trained_seconds):
+        if worth and budget.pays(self._cost, gain=gain, step=best.step, trained=self._trained_seconds):
             engine.replan(best.plan)
             self._start_profile()
             return
@@ -339,7 +338,7 @@ class Tuner:
         engine.replan(best.plan)
         self.report = replace(self.report, after=best.step)
         self._planned(network_seconds(engine), begin)
-        self._settle(self.choice, rivals)
+        self._settle(self.choice, race)
 
     def _cost_of_measuring(self) -> float:
         codecs = {*ALWAYS, *(self.allowed or ())} if self._may_choose else {"the plan's"}
@@ -352,10 +351,10 @@ class Tuner:
             world=self._engine.world,
         )
 
-    def _settle(self, choice: Choice, rivals: Rivals | None = None) -> None:
-        """Stay with a plan, until the job drifts or the plan turns out to be slower than one of its rivals."""
+    def _settle(self, choice: Choice, race: Race | None = None) -> None:
+        """Stay with a plan, until the job drifts or the plan loses the race against others that were close."""
         engine, self.choice, self._found = self._engine, choice, None
-        self._rivals = rivals or Rivals([])
+        self._race = race or Race()
         engine.replan(self._guard(choice.plan))
         self._drift.restart()
         self.report = replace(self.report, steps=self._steps)
@@ -367,20 +366,30 @@ class Tuner:
             Remembered(plan, step, before, self._drift.network, self._gain, choice.why, self.costs, self.errors),
         )
 
-    def _use_rival(self, step: float) -> bool:
-        """A window of steps has taken `step` seconds each: change to a rival that took less, if there is one."""
-        engine, choice = self._engine, self.choice
+    def _continue_race(self, step: float) -> bool:
+        """A window of steps has taken `step` seconds each; returns whether another plan runs now."""
+        engine, choice, race = self._engine, self.choice, self._race
         assert choice is not None
         engine.wait()
         if engine.owes_a_step():
             return False
-        rival = self._rivals.instead_of(choice.plan, step)
-        if rival is None:
+        before = race.current
+        race.add(step)
+        now = race.current
+        assert before is not None
+        assert now is not None
+        if now.plan is before.plan and (not race.over or before is race.first):
             return False
-        why = f"over {WINDOW} steps the plan took {_ms(step)}, and another one had taken {_ms(rival.step)}"
-        self.report = replace(self.report, after=rival.step)
-        plan = measured(rival) if rival.plan.executor == "reducer" else rival.plan
-        self._settle(Choice(plan, rival.step, choice.bound, (), f"{choice.why}; {why}"), self._rivals)
+        plan = measured(now) if now.plan.executor == "reducer" else now.plan
+        choice = Choice(plan, now.step, choice.bound, (), choice.why)
+        if race.over:
+            self.report = replace(self.report, after=now.step)
+            why = f"over {WINDOW} steps this plan takes {_ms(now.step)}, less than the others that were close"
+            self._settle(replace(choice, why=f"{choice.why}; {why}"), race)
+        else:
+            self.choice = choice
+            engine.replan(self._guard(plan))
+            self._drift.restart()
         return True
 
     def _use_guarded(self, plan: Plan) -> None:
@@ -496,9 +505,9 @@ class Tuner:
         """All ranks have taken `step` seconds in each step of a window, on average."""
         engine = self._engine
         self._trained_seconds += WINDOW * step
-        if not self._rivals.beaten and self._use_rival(step):
+        if not self._race.over and self._continue_race(step):
             return
-        if self._gain and budget.pays(self._cost, gain=self._gain, trained=self._trained_seconds):
+        if self._gain and budget.pays(self._cost, gain=self._gain, step=step, trained=self._trained_seconds):
             engine.wait()
             if not engine.owes_a_step():
                 self._start_profile()

@@ -1,0 +1,87 @@
+"""Race of plans: those that were close in a trial run in turns for windows of steps, and the fastest one stays.
+
+A trial times a few steps of each plan, which may mislead on a machine that other programs use. Steps of a race are
+steps of the job, so it costs only what a plan is slower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline.engine.tuning.watch import Seen
+from syncline.plan.table import Plan
+
+ROUNDS = 2
+"""Windows of steps that each plan gets."""
+CLOSE = 0.1
+"""A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
+BEHIND = 0.05
+"""A plan whose first window is longer than the fastest one by this share gets no other."""
+LOSSY = 0.02
+"""A lossy plan has to be faster than the best dense one by this share."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A plan and what was seen of its steps."""
+
+    plan: Plan
+    seen: Seen
+
+    @property
+    def step(self) -> float:
+        """Seconds of its step."""
+        return self.seen.step
+
+    @property
+    def dense(self) -> bool:
+        """Whether it compresses nothing."""
+        return all(unit.codec == "none" for unit in self.plan.units)
+
+
+class Race:
+    """Plans in turns: `current` runs for a window of steps, then `add` gets its time, until the race is `over`.
+
+    All numbers that it gets are the same on all ranks, and so are its answers.
+    """
+
+    def __init__(self, best: Timed | None = None, others: Sequence[Timed] = ()) -> None:
+        """`best`: the fastest plan of the trial, which runs first. Without others there is no race."""
+        self._others = list(others)
+        self._windows: list[tuple[Timed, float]] = []
+        self._turns = [] if best is None or not others else [best]
+        self.first = self.current = best
+        """The plan that is to run now; the fastest one when the race is over."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no plan has to run again."""
+        return not self._turns
+
+    def add(self, step: float) -> None:
+        """The current plan took `step` seconds in each step of a window."""
+        runner = self._turns.pop(0)
+        self._windows.append((runner, step))
+        if self._others:
+            others = sorted(self._others, key=lambda one: one.step)
+            runners = [runner, *(one for one in others if one.step <= step * (1 + CLOSE))]
+            self._others = []
+            if len(runners) > 1:
+                # There and back, so that a slow change of the machine is the same for all.
+                self._turns = [one for turn in range(ROUNDS) for one in (runners if turn % 2 == 0 else runners[::-1])]
+                self._turns.pop(0)
+        best = self._fastest()
+        timed = {id(one): took for one, took in self._windows}
+        limit = best.step * (1 + BEHIND)
+        self._turns = [one for one in self._turns if timed.get(id(one), 0.0) <= limit]
+        self.current = self._turns[0] if self._turns else best
+
+    def _fastest(self) -> Timed:
+        """The plan with the fastest window: a slow one may be another program's fault."""
+        dense, lossy = (
+            min((pair for pair in self._windows if pair[0].dense is kind), key=lambda pair: pair[1], default=None)
+            for kind in (True, False)
+        )
+        if dense is None or (lossy is not None and lossy[1] < dense[1] * (1 - LOSSY)):
+            dense = lossy
+        assert dense is not None, "a window has been timed"
+        return Timed(dense[0].plan, Seen(dense[1]))
