@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,10 @@ def test_measurements_wait_until_they_pay() -> None:
     cost = budget.expected_seconds(device="cpu", tensors=161, codecs=5, choose=True)
     order = budget.expected_seconds(device="cpu", tensors=161, codecs=1, choose=False)
     assert order < cost < 10
-    assert budget.pays(cost, gain=0.6, step=1.0, trained=0)
-    assert not budget.pays(cost, gain=0.02, step=1.0, trained=10)
-    assert budget.pays(cost, gain=0.02, step=1.0, trained=cost / budget.SHARE)
-    half = 2 * cost / budget.REPAID
-    assert budget.pays(cost, gain=0.1, step=0.2, trained=1.01 * half), "half of the step for so long is four times that"
-    assert not budget.pays(cost, gain=0.1, step=0.2, trained=0.99 * half)
+    after = partial(budget.pays_after, cost)
+    assert after(gain=0.6, step=1.0) == 0, "ten steps repay it"
+    assert after(gain=0.02, step=1.0) == cost / budget.SHARE
+    assert after(gain=0.1, step=0.2) == 2 * cost / budget.REPAID, "half of the step, for four times as long"
 
 
 def test_a_trial_stops_early() -> None:

@@ -46,6 +46,8 @@ DDP = ("ddp", "ddp-bf16", "ddp-powersgd")
 """Kinds of DDP: dense, in BF16, and with torch's own PowerSGD."""
 
 
+_MOST_WARM_UP, _WAIT_S = 2 * TUNED + 40 * WINDOW, 90.0
+"""Steps of a warm-up at most, and seconds in which it waits for measurements that the tuner has put off."""
 _AFTER_PLAN = 5
 """Steps after a plan was found on CUDA: its launches are captured in them."""
 
@@ -135,10 +137,12 @@ class Way:
             raise UsageError(f"'{self.name}' is not a way to train: use alone, {', '.join(DDP)} or syncline(CODEC)")
 
     def warm_up(self, least: int) -> None:
-        """Train until an attached model has its plan and has confirmed it, at least this many steps."""
+        """Train until an attached model has its plan and will not soon look for another, at least this many steps."""
         auto = None if self.sync is None else self.sync.auto
-        for step in range(2 * TUNED + 10 * WINDOW):
-            if step >= least and (auto is None or (auto.settled and auto.confirmed)):
+        began = time.perf_counter()
+        for step in range(_MOST_WARM_UP):
+            soon = auto is not None and auto.wait_to_measure < _WAIT_S - (time.perf_counter() - began)
+            if step >= least and (auto is None or (auto.settled and auto.confirmed and not soon)):
                 break
             self.step()
         for _ in range(_AFTER_PLAN if self.sync is not None and self._batch[0].is_cuda else 0):

@@ -51,11 +51,12 @@ class Cell:
 
 
 CELLS = (
-    *(Cell(model, ranks, blocks=8 // ranks + 2) for model in (WIDE, NARROW) for ranks in (2, 4)),
-    *(Cell(WIDE, ranks, "1Gbit", (AUTO,), blocks=4, steps=3) for ranks in (2, 4)),
-    *(Cell(NARROW, ranks, "1Gbit", (AUTO,), blocks=4) for ranks in (2, 4)),
+    *(Cell(WIDE, ranks, blocks=blocks) for ranks, blocks in ((2, 12), (4, 8))),
+    *(Cell(NARROW, ranks, blocks=blocks) for ranks, blocks in ((2, 40), (4, 30))),
+    *(Cell(WIDE, ranks, "1Gbit", (AUTO,), blocks=6, steps=3) for ranks in (2, 4)),
+    *(Cell(NARROW, ranks, "1Gbit", (AUTO,), blocks=20) for ranks in (2, 4)),
     Cell(WIDE, 2, "200Mbit", (AUTO,), blocks=2, steps=2),
-    *(Cell(NARROW, ranks, "200Mbit", (AUTO,), blocks=4) for ranks in (2, 4)),
+    *(Cell(NARROW, ranks, "200Mbit", (AUTO,), blocks=8) for ranks in (2, 4)),
     Cell(WIDE, 2, rounds=4),
     Cell(WIDE, 2, "1Gbit", rounds=2),
 )

@@ -30,6 +30,8 @@ def expected_seconds(*, device: str, tensors: int, codecs: int, choose: bool, va
     return _PROBE_S[device] + _PROBE_CODEC_S[device] * codecs + search + errors
 
 
-def pays(cost: float, *, gain: float, step: float, trained: float) -> bool:
-    """Whether to spend `cost` seconds now, to save at most `gain` of `step` seconds, after `trained` seconds."""
-    return cost <= max(PAYBACK_STEPS * gain, REPAID * gain / step * trained, SHARE * trained)
+def pays_after(cost: float, *, gain: float, step: float) -> float:
+    """Seconds of training after which to spend `cost` seconds, to save at most `gain` of the `step` seconds."""
+    if cost <= PAYBACK_STEPS * gain:
+        return 0.0
+    return cost / max(REPAID * gain / step, SHARE)

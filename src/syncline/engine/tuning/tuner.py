@@ -10,6 +10,7 @@ compares with the network. If the host cannot feed a GPU so many launches, there
 Every decision follows from numbers that all ranks have gathered, so all ranks take it at the same step.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -251,7 +252,7 @@ class Tuner:
         """Whether the network takes so much of a step that no buckets help, and measuring codecs pays at once."""
         gain = first.seen.gain(smaller=self._may_choose)
         large = self._may_choose and gain > _LARGE * first.step
-        return large and budget.pays(self._cost_of_measuring(), gain=gain, step=first.step, trained=0.0)
+        return large and not budget.pays_after(self._cost_of_measuring(), gain=gain, step=first.step)
 
     # -- trials: steps of the job under other plans
 
@@ -326,7 +327,7 @@ class Tuner:
         gain = best.seen.gain(smaller=self._may_choose)
         worth = gain > WORTH * best.step
         self._gain, self._cost = (gain, self._cost_of_measuring()) if worth else (0.0, 0.0)
-        if worth and budget.pays(self._cost, gain=gain, step=best.step, trained=self._trained_seconds):
+        if self._wait_to_measure(best.step) <= 0:
             engine.replan(best.plan)
             self._start_profile()
             return
@@ -339,6 +340,16 @@ class Tuner:
         self.report = replace(self.report, after=best.step)
         self._planned(network_seconds(engine), begin)
         self._settle(self.choice, race)
+
+    @property
+    def wait_to_measure(self) -> float:
+        """Seconds of training until codecs and network will be measured; infinite if nothing can be gained."""
+        return math.inf if self.choice is None else self._wait_to_measure(self.choice.step)
+
+    def _wait_to_measure(self, step: float) -> float:
+        if not self._gain:
+            return math.inf
+        return budget.pays_after(self._cost, gain=self._gain, step=step) - self._trained_seconds
 
     def _cost_of_measuring(self) -> float:
         codecs = {*ALWAYS, *(self.allowed or ())} if self._may_choose else {"the plan's"}
@@ -507,7 +518,7 @@ class Tuner:
         self._trained_seconds += WINDOW * step
         if not self._race.over and self._continue_race(step):
             return
-        if self._gain and budget.pays(self._cost, gain=self._gain, step=step, trained=self._trained_seconds):
+        if self._wait_to_measure(step) <= 0:
             engine.wait()
             if not engine.owes_a_step():
                 self._start_profile()
