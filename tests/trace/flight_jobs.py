@@ -32,17 +32,18 @@ class Job:
         return self
 
     def add(
-        self, rank, op="all_reduce", size=4096, *, group="0", state="completed", at=None, dtype="Float", number=None
-    ):
+        self, rank, op="all_reduce", size=4096, *, group="0", state="completed", at=None, dtype="Float", number=None,
+        p2p=False,
+    ):  # fmt: skip
         """One rank calls something."""
         mine, entry = self.entries[rank], copy.deepcopy(REAL["entries"][0])
-        p2p = op.startswith(("send", "recv"))
+        p2p = op.startswith(("send", "recv")) or p2p
         before = [one for one in mine if one["process_group"][0] == group and one["is_p2p"] == p2p]
         done = state == "completed"
         created = (self.now if at is None else at) + _APART * rank
         entry |= {
             "record_id": len(mine), "process_group": (group, "default_pg" if group == "0" else "undefined"),
-            "collective_seq_id": (number or len(before) + 1), "p2p_seq_id": len(before) + 1 if p2p else 0,
+            "collective_seq_id": (number or len(before) + 1), "p2p_seq_id": (number or len(before) + 1) if p2p else 0,
             "profiling_name": f"{self.backend}:{op}", "is_p2p": p2p, "time_created_ns": created, "retired": done,
             "input_sizes": [[size]], "output_sizes": [[size]], "input_dtypes": [dtype], "output_dtypes": [dtype],
         }  # fmt: skip

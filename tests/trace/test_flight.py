@@ -87,6 +87,39 @@ def message(op, rank):
     return job
 
 
+def waiting_for_each_other(other):
+    """Rank 0 receives from rank 1, which is in another call that needs rank 0."""
+    job = Job(world=2).steps(2)
+    job.add(0, "recv 0<-1", 16, state="started")
+    job.add(1, other, 16, state="started")
+    return job
+
+
+def message_sizes():
+    job = Job().steps(2)
+    job.add(0, "send 0->1", 16, state="started")
+    job.add(1, "recv 1<-0", 32, state="started")
+    return job
+
+
+def with_coalesced(*ops, p2p=False, end="ALLGATHER_coalesced", calls=3):
+    """Coalesced calls that have ended: NCCL records that in an entry at the end; their parts stay `scheduled`."""
+    job = Job().steps(2)
+    for number in range(5, 5 + calls):
+        for rank in range(4):
+            for op in ops:
+                job.add(rank, op.format(rank=rank, to=rank ^ 1), 10, state="scheduled", number=number)
+            job.add(rank, end, 0, number=number, p2p=p2p)
+    return job
+
+
+def missing_after_coalesced():
+    job = with_coalesced("all_gather_into_tensor", "all_gather_into_tensor")
+    for rank in (0, 1, 3):
+        job.add(rank, state="started", number=8)
+    return job
+
+
 def overwritten():
     """The buffer holds the last calls only, and not the same ones on all ranks."""
     job = hang(1)
@@ -117,10 +150,10 @@ def late(*ranks, backend="nccl", ms=8.0):
     return Job(backend).steps(8, late=dict.fromkeys(ranks, ms))
 
 
-def sometimes_late():
+def sometimes_late(rank=0, every=2):
     job = Job().steps(2)
-    for step in range(12):
-        job.call(late={0: 30.0} if step % 2 else {})
+    for step in range(24):
+        job.call(late={rank: 0.5 if step % every else 30.0})
     return job
 
 
@@ -145,6 +178,10 @@ CASES = {
     "two groups in opposite order": (deadlock, "deadlock", [0, 1]),
     "a send without its receive": (lambda: message("send 0->1", 0), "missing", [1]),
     "a receive without its send": (lambda: message("recv 2<-3", 2), "missing", [3]),
+    "two receives that wait for each other": (lambda: waiting_for_each_other("recv 1<-0"), "deadlock", [0, 1]),
+    "a receive against a collective": (lambda: waiting_for_each_other("all_reduce"), "deadlock", [0, 1]),
+    "a send and a receive of different sizes": (message_sizes, "mismatch", [0, 1]),
+    "missing after coalesced calls": (missing_after_coalesced, "missing", [2]),
     "the buffer was full": (overwritten, "missing", [1]),
     "dumps of torch 2.3": (old_format, "missing", [3]),
     "coalesced calls": (coalesced, "missing", [0]),
@@ -153,6 +190,7 @@ CASES = {
     "Gloo: straggler": (lambda: late(1, backend="gloo"), "straggler", [1]),
     "two ranks late together": (lambda: late(2, 3), "straggler", [2, 3]),
     "late every second step": (sometimes_late, "straggler", [0]),
+    "late every third step": (lambda: sometimes_late(3, 3), "straggler", [3]),
     "a small delay": (lambda: late(3, ms=2.0), "straggler", [3]),
 }
 
@@ -187,7 +225,7 @@ def test_the_culprit_is_named(tmp_path, name, text):
         "a chain of waits": "rank 2 waits for it",
         "a rank called nothing": "rank 1 has called nothing in that group",
         "no dump": "rank 2 left no dump",
-        "two groups in opposite order": "call the groups in the same order",
+        "two groups in opposite order": "make these calls in the same order",
     }.items(),
 )
 def test_the_sentence_explains_it(tmp_path, name, said):
@@ -202,7 +240,14 @@ def test_the_other_ranks_of_a_chain_are_not_blamed(tmp_path):
 
 @pytest.mark.parametrize(
     "job",
-    [lambda: Job().steps(), lambda: Job("gloo").steps(), lambda: late(1, ms=0.0), lambda: Job(groups=PAIRS).steps()],
+    [
+        lambda: Job().steps(),
+        lambda: Job("gloo").steps(),
+        lambda: late(1, ms=0.0),
+        lambda: Job(groups=PAIRS).steps(),
+        lambda: with_coalesced("all_gather_into_tensor", "all_gather_into_tensor"),
+        lambda: with_coalesced("send {rank}->{to}", "recv {rank}<-{to}", p2p=True, end="coalesced"),
+    ],
 )
 def test_nobody_is_blamed_in_a_healthy_job(tmp_path, job):
     found = read(job().write(tmp_path))
@@ -210,10 +255,37 @@ def test_nobody_is_blamed_in_a_healthy_job(tmp_path, job):
     assert found.sentence.startswith("no rank is missing or late")
 
 
+def test_dumps_without_calls_are_not_called_healthy(tmp_path):
+    assert read(Job().write(tmp_path)).sentence.startswith("nothing hangs, and the dumps hold no collectives")
+
+
 def test_a_collective_that_all_ranks_have_joined_blames_nobody(tmp_path):
     found = read(Job().steps(1).call(state="started").write(tmp_path))
     assert [(one.kind, one.ranks) for one in found.findings] == [("not finished", ())]
     assert "the network is slow or broken" in found.sentence
+
+
+def test_a_message_that_both_sides_have_called_blames_nobody(tmp_path):
+    job = Job().steps(1)
+    for rank, op in ((0, "send 0->1"), (0, "send 0->1"), (1, "recv 1<-0")):
+        job.add(rank, op, 16, state="started")
+    found = read(job.write(tmp_path))
+    assert [(one.kind, one.ranks, one.waiting) for one in found.findings] == [("not finished", (), (0, 1))]
+    assert "ranks 0 and 1 have both called send 0->1" in found.sentence
+
+
+def test_a_receive_that_is_under_way_does_not_blame_the_sender(tmp_path):
+    job = message("recv 1<-0", 1)
+    job.add(0, "send 0->1", 16)
+    assert read(job.write(tmp_path)).culprits == ()
+
+
+@pytest.mark.parametrize("rank", [2, 0])
+def test_a_clock_that_is_ahead_makes_no_straggler(tmp_path, rank):
+    found = read(late(rank, ms=5000.0).write(tmp_path))
+    assert found.findings == ()
+    assert found.arrivals == ()
+    assert f"the clock of rank {rank} is about 5e+03 ms ahead of the others" in found.notes[0]
 
 
 def test_an_uneven_all_to_all_is_no_mismatch(tmp_path):

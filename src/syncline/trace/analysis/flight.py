@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from syncline.trace.analysis.flight_arrivals import Arrivals, arrivals, straggler
+from syncline.trace.analysis.flight_arrivals import ArrivalOrder, Arrivals, arrivals, straggler
 from syncline.trace.analysis.flight_calls import FlightFinding, GroupCalls, group_calls, ranks_text, world_size
 from syncline.trace.analysis.flight_hang import hangs
 from syncline.trace.analysis.flight_mismatch import first_mismatch
@@ -41,8 +41,12 @@ class FlightDiagnosis:
         """The verdict."""
         if self.findings:
             return self.findings[0].sentence
+        if len(self.ranks) == 1:
+            return "there is one dump: compare all ranks"
+        if not self.compared:
+            return "nothing hangs, and the dumps hold no collectives of several ranks that could be compared"
         found = f"all {plural(self.compared, 'collective')} that can be compared were called in the same way"
-        return f"no rank is missing or late: {found}" if len(self.ranks) > 1 else "there is one dump: compare all ranks"
+        return f"no rank is missing or late: {found}"
 
     def as_json(self, source: str) -> dict[str, object]:
         """As `syncline trace analyze --json` prints it."""
@@ -66,9 +70,9 @@ def diagnose(dumps: Dumps) -> FlightDiagnosis:
     groups = group_calls(dumps)
     found = [mismatch for group in groups if (mismatch := first_mismatch(group))]
     found += hangs(groups, unreadable=dumps.unreadable)
-    if not any(finding.ranks for finding in found) and (late := straggler(groups)):
+    order = arrivals(groups)
+    if not any(finding.ranks for finding in found) and (late := straggler(groups, order)):
         found.insert(0, late)
-    rows, compared = arrivals(groups)
     backend = "+".join(sorted({dump.backend for dump in dumps.by_rank.values() if dump.backend}))
     return FlightDiagnosis(
         world=world_size(dumps),
@@ -76,15 +80,22 @@ def diagnose(dumps: Dumps) -> FlightDiagnosis:
         backend=backend,
         findings=tuple(found),
         last_calls={r: call for r, d in dumps.by_rank.items() if (call := _last(d.calls)) is not None},
-        arrivals=rows,
-        compared=compared,
-        notes=(*dumps.notes, *_notes(dumps, groups, backend)),
+        arrivals=order.rows,
+        compared=order.compared,
+        notes=(*dumps.notes, *_clock_notes(order), *_notes(dumps, groups, backend)),
     )
 
 
 def _last(calls: tuple[Call, ...]) -> Call | None:
     """The call that a rank is in: the first one that is not finished, else the last one."""
     return next((call for call in calls if not call.done), calls[-1] if calls else None)
+
+
+def _clock_notes(order: ArrivalOrder) -> list[str]:
+    return [
+        f"the clock of {ranks_text(row.ranks)} is about {row.median_ms:.3g} ms ahead of the others: it is no straggler"
+        for row in order.clocks_apart
+    ]
 
 
 def _notes(dumps: Dumps, groups: list[GroupCalls], backend: str) -> list[str]:

@@ -7,6 +7,7 @@ differ by more than the delays, the order is wrong.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from syncline.trace.analysis.flight_calls import FlightFinding, GroupCalls, place, ranks_text
@@ -35,33 +36,48 @@ class Arrivals:
         return {**vars(self), "ranks": list(self.ranks)}
 
 
-def arrivals(groups: Sequence[GroupCalls]) -> tuple[tuple[Arrivals, ...], int]:
-    """The ranks that were last, the most expensive first, and the number of collectives that were compared.
+@dataclass(frozen=True)
+class ArrivalOrder:
+    """The ranks that called collectives last, the most expensive first, and how many collectives were compared."""
 
-    Ranks behind the largest gap between two arrivals are late together, if they are not the most.
+    rows: tuple[Arrivals, ...]
+    compared: int
+    clocks_apart: tuple[Arrivals, ...] = ()
+    """Ranks that seem late because their clock is ahead."""
+
+
+def arrivals(groups: Sequence[GroupCalls]) -> ArrivalOrder:
+    """Who called each collective last.
+
+    Ranks behind the largest gap between two arrivals are late together, if they are not the most. Gaps below a
+    millisecond are jitter. A rank leaves a collective after all others have joined it. So it cannot be later for every
+    collective than its own longest time between two calls, unless its clock is ahead.
     """
     gaps: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    longest: dict[tuple[int, ...], float] = defaultdict(float)
     compared = 0
     for group in groups:
-        for number in _shared_numbers(group):
+        numbers = _shared_numbers(group)
+        for number in numbers:
             order = sorted((group.calls[rank][number][0].created, rank) for rank in group.present)
             late, gap = late_together(order)
             compared += 1
-            if late:
+            if late and gap / 1e6 >= _LEAST_MS:
                 gaps[late].append(gap / 1e6)
+                longest[late] = max(longest[late], _longest_interval_ms(group, late[0], numbers))
     whole = sum(map(sum, gaps.values())) or 1.0
     rows = [Arrivals(ranks, len(mine), median(mine), sum(mine) / whole) for ranks, mine in gaps.items()]
-    return tuple(sorted(rows, key=lambda row: -row.share)), compared
+    rows.sort(key=lambda row: -row.share)
+    ahead = [row for row in rows if row.times_last >= _LEAST_CALLS and min(gaps[row.ranks]) > longest[row.ranks]]
+    return ArrivalOrder(tuple(row for row in rows if row not in ahead), compared, tuple(ahead))
 
 
-def straggler(groups: Sequence[GroupCalls]) -> FlightFinding | None:
-    """The ranks that called most collectives clearly later than the others, if there are such."""
-    rows, compared = arrivals(groups)
+def straggler(groups: Sequence[GroupCalls], order: ArrivalOrder) -> FlightFinding | None:
+    """The ranks that called many collectives clearly later than the others, if there are such."""
+    rows, compared = order.rows, order.compared
     if not rows or rows[0].share < SHARE or rows[0].times_last < max(_LEAST_CALLS, compared / 4):
         return None
     late = rows[0]
-    if late.median_ms < _LEAST_MS:
-        return None
     group = next(group for group in groups if set(late.ranks) <= set(group.present))
     call = group.latest_call(late.ranks[0])
     sentence = (
@@ -71,6 +87,11 @@ def straggler(groups: Sequence[GroupCalls]) -> FlightFinding | None:
     others = tuple(rank for rank in group.present if rank not in late.ranks)
     frames = call.user_frames if call is not None else ()
     return FlightFinding(STRAGGLER, late.ranks, sentence, group.label, waiting=others, frames=frames)
+
+
+def _longest_interval_ms(group: GroupCalls, rank: int, numbers: Sequence[int]) -> float:
+    created = [group.calls[rank][number][0].created for number in numbers]
+    return max((later - earlier for earlier, later in pairwise(created)), default=0) / 1e6
 
 
 def _shared_numbers(group: GroupCalls) -> list[int]:

@@ -29,6 +29,8 @@ class GroupCalls:
     """By rank: the first number that is recorded whole; older ones may have been overwritten."""
     messages: tuple[Call, ...] = ()
     """Its sends and receives."""
+    full: frozenset[int] = frozenset()
+    """Ranks whose older calls were overwritten."""
 
     @property
     def label(self) -> str:
@@ -118,8 +120,9 @@ def _group(
                 mine[call.sequence].append(call)
         by_rank[rank] = {number: tuple(calls) for number, calls in sorted(mine.items())}
         # The oldest number that is left of a full buffer may lack some of its coalesced calls.
-        first[rank] = min(mine, default=0) + (1 if dumps.by_rank[rank].full else 0)
-    return GroupCalls(name, description, members, known, by_rank, first, tuple(messages))
+        first[rank] = min(mine, default=0) + dumps.by_rank[rank].full
+    full = frozenset(rank for rank in by_rank if dumps.by_rank[rank].full)
+    return GroupCalls(name, description, members, known, by_rank, first, tuple(messages), full)
 
 
 def signature(calls: Iterable[Call]) -> tuple[object, ...]:

@@ -4,7 +4,6 @@ A rank that is missing in one process group because it waits in another one is n
 chain is. Ranks that wait for one another in a circle are a deadlock.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,11 @@ from syncline.trace.analysis.flight_calls import (
     ranks_text,
     verb,
 )
+from syncline.trace.analysis.flight_messages import MISSING, NOT_FINISHED, unfinished_messages
+from syncline.trace.analysis.flight_mismatch import MISMATCH
 from syncline.trace.formats.flight_read import Call
 
-MISSING, NO_DUMP, NOT_STARTED, DEADLOCK, NOT_FINISHED = "missing", "no dump", "not started", "deadlock", "not finished"
-
-_MESSAGE = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})", re.ASCII)
+NO_DUMP, NOT_STARTED, DEADLOCK = "no dump", "not started", "deadlock"
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def pending_collective(group: GroupCalls, *, unreadable: Sequence[int] = ()) -> 
 def hangs(groups: Sequence[GroupCalls], *, unreadable: Sequence[int] = ()) -> list[FlightFinding]:
     """What the unfinished calls of all groups wait for, the causes first."""
     pending = [one for group in groups if (one := pending_collective(group, unreadable=unreadable))]
-    messages = [finding for group in groups for finding in _messages(group)]
+    messages = [finding for group in groups for finding in unfinished_messages(group)]
     waiting = [*(one.waiting for one in pending), *(one.waiting for one in messages)]
     blocked = {rank for ranks in waiting for rank in ranks}
     # A call for which only ranks are missing that wait for nothing is at the end of a chain of waits.
@@ -66,9 +65,9 @@ def hangs(groups: Sequence[GroupCalls], *, unreadable: Sequence[int] = ()) -> li
     found = [_without(message, blocked) for message in messages]
     for one in pending:
         found.append(_missing(one, blocked) if one.missing else _no_dump(one) if one.absent else _joined_by_all(one))
-    if circle := _circle(pending):
+    if circle := _circle(pending, [message for message in messages if message.kind == MISSING]):
         found.append(circle)
-    order = [MISSING, NO_DUMP, DEADLOCK, NOT_STARTED, NOT_FINISHED]
+    order = [MISMATCH, MISSING, NO_DUMP, DEADLOCK, NOT_STARTED, NOT_FINISHED]
     return sorted(found, key=lambda finding: (not finding.ranks, order.index(finding.kind)))
 
 
@@ -137,22 +136,27 @@ def _joined_by_all(one: Pending) -> FlightFinding:
     return _finding(kind, guilty, sentence, one)
 
 
-def _circle(pending: Sequence[Pending]) -> FlightFinding | None:
-    """Ranks that wait for one another, each in another group: every missing rank of a call waits elsewhere."""
+def _circle(pending: Sequence[Pending], messages: Sequence[FlightFinding]) -> FlightFinding | None:
+    """Ranks that wait for one another: every missing rank of a collective or a message waits elsewhere."""
+    waits = [(one.waiting, one.missing, _finding(DEADLOCK, (), "", one)) for one in pending]
+    waits += [(one.waiting, one.ranks, one) for one in messages]
     waits_for: dict[int, set[int]] = defaultdict(set)
-    for one in pending:
-        for rank in one.waiting:
-            waits_for[rank] |= set(one.missing)
+    for waiting, missing, _ in waits:
+        for rank in waiting:
+            waits_for[rank] |= set(missing)
     circle = tuple(sorted(rank for rank in waits_for if rank in _reachable(rank, waits_for)))
     if not circle:
         return None
-    mine = [one for one in pending if set(one.waiting) & set(circle) and set(one.missing) & set(circle)]
-    parts = [
-        f"{ranks_text(one.waiting)} in {one.call.op} number {one.number} of {one.group.label}{place(one.call)}"
-        for one in mine
+    mine = [
+        (waiting, call) for waiting, missing, call in waits if set(waiting) & set(circle) and set(missing) & set(circle)
     ]
-    sentence = f"{ranks_text(circle)} wait for one another: {'; '.join(parts)}: call the groups in the same order"
-    return replace(_finding(DEADLOCK, circle, sentence, mine[0]), waiting=circle)
+    parts = [
+        f"{ranks_text(waiting)} in {call.op} number {call.sequence} of {call.group}"
+        + (f" at {call.frames[0]}" if call.frames else "")
+        for waiting, call in mine
+    ]
+    sentence = f"{ranks_text(circle)} wait for one another: {'; '.join(parts)}: make these calls in the same order"
+    return replace(mine[0][1], kind=DEADLOCK, ranks=circle, sentence=sentence, waiting=circle)
 
 
 def _reachable(start: int, edges: dict[int, set[int]]) -> set[int]:
@@ -166,37 +170,8 @@ def _reachable(start: int, edges: dict[int, set[int]]) -> set[int]:
     return found
 
 
-def _messages(group: GroupCalls) -> list[FlightFinding]:
-    """Sends and receives that are not finished and whose other side was not called."""
-    sides: dict[tuple[int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
-    for call in group.messages:
-        found = _MESSAGE.fullmatch(call.op)
-        if found is None or call.done:
-            continue
-        first, second = int(found[2]), int(found[3])
-        pair = (first, second) if found[1] == "send" else (second, first)
-        if max(pair) < len(group.members):
-            sides[pair][found[1]].append(call)
-    findings = []
-    for (source, target), calls in sides.items():
-        ends = {"send": group.members[source], "recv": group.members[target]}
-        for mine, theirs in (("send", "recv"), ("recv", "send")):
-            other = ends[theirs]
-            if calls[mine] and not calls[theirs] and other in group.calls:
-                call = calls[mine][0]
-                sentence = (
-                    f"rank {other} never called the {theirs} for {describe(call)} of {group.label}; rank {ends[mine]}"
-                    f" waits for it{place(call)}"
-                )
-                findings.append(
-                    FlightFinding(
-                        MISSING, (other,), sentence, group.label, call.sequence, call.op,
-                        call.inputs or call.outputs, (ends[mine],), call.user_frames,
-                    )
-                )  # fmt: skip
-    return findings
-
-
 def _without(finding: FlightFinding, blocked: set[int]) -> FlightFinding:
-    """A finding that does not blame ranks which wait for others themselves."""
+    """A finding that does not blame ranks which wait for others themselves; both sides of a mismatch do."""
+    if finding.kind == MISMATCH:
+        return finding
     return replace(finding, ranks=tuple(rank for rank in finding.ranks if rank not in blocked))

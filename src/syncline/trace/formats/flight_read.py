@@ -6,8 +6,9 @@ does not name its rank: the file name does, as in `comm_lib_trace_rank_3`.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Call:
     group: str
     """The name of its process group on this rank, and a number as a rule."""
     sequence: int
-    """Its number among the collectives of the group; parts of a coalesced collective share one."""
+    """Its number among the group's collectives, or its sends and receives; parts of a coalesced call share one."""
     op: str
     """Such as `all_reduce`; a send or receive with its two ranks in the group: `send 0->1`."""
     created: int
@@ -146,7 +147,8 @@ def read_dump(path: Path, *, rank: int) -> Dump:
     entries = content.get("entries", []) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise UsageError(f"{path} is not a flight-recorder dump: it has no list of entries; record it again")
-    backends, calls, full = set(), [], False
+    backends, full = set(), False
+    calls: list[Call] = []
     for place, entry in enumerate(entries):
         backend, call = _call(entry, rank)
         if call is None:
@@ -154,7 +156,7 @@ def read_dump(path: Path, *, rank: int) -> Dump:
         backends.add(backend)
         calls.append(call)
         full = full or (place == 0 and call.order > 0)
-    calls.sort(key=lambda call: call.order)
+    calls = _with_coalesced_states(sorted(calls, key=lambda call: call.order))
     members, descriptions = _groups(content.get("pg_config"), entries)
     return Dump(rank, path, tuple(calls), "+".join(sorted(backends)), members, descriptions, full)
 
@@ -185,13 +187,14 @@ def _call(entry: Any, rank: int) -> tuple[str, Call | None]:
     group, created = entry.get("process_group"), whole(entry.get("time_created_ns"))
     if not op or sequence < 0 or created < 0 or not (isinstance(group, list | tuple) and group):
         return backend, None
+    p2p = entry.get("is_p2p") is True or op.startswith(("send ", "recv "))
     state = entry.get("state")
     done = state == "completed" or (backend == "gloo" and entry.get("retired") is True)
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or ()
     call = Call(
         rank=rank,
         group=text(group[0]),
-        sequence=sequence,
+        sequence=whole(entry.get("p2p_seq_id"), sequence) if p2p else sequence,
         op=op,
         created=created,
         inputs=_sizes(entry.get("input_sizes")),
@@ -199,11 +202,24 @@ def _call(entry: Any, rank: int) -> tuple[str, Call | None]:
         dtypes=tuple(text(one) for one in dtypes) if isinstance(dtypes, list | tuple) else (),
         started=state in ("started", "completed"),
         done=done,
-        p2p=entry.get("is_p2p") is True or op.startswith(("send ", "recv ")),
+        p2p=p2p,
         order=whole(entry.get("record_id"), 0),
         frames=_frames(entry.get("frames")),
     )
     return backend, call
+
+
+def _with_coalesced_states(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with the state of a coalesced call in its parts too: NCCL records it in an entry at the end only."""
+    known = list(calls)
+    parts: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
+    for at, call in enumerate(calls):
+        mine = parts[call.group, call.p2p, call.sequence]
+        if call.op == "coalesced" or call.op.endswith("_coalesced"):
+            for part in mine:
+                known[part] = replace(known[part], started=call.started, done=call.done)
+        mine.append(at)
+    return known
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
