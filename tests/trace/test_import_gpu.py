@@ -170,16 +170,115 @@ def test_idle_time_while_data_are_loaded_is_input_bound(tmp_path):
     assert all(finding.kind not in ("host-bound", "sync-bound") for finding in found.findings)
 
 
-def test_idle_time_of_a_gpu_is_never_called_unrecorded(tmp_path):
-    # Every kernel is launched in time, and waits 60 us for something that the trace does not show.
-    def each(at):
-        return [("mm", at + 1 + n, at + 100 * n + (60 if n else 10), at + 100 * n + 100) for n in range(10)]
+def idle_loop(gap, *, length):
+    """Kernels every `length` us, each launched in time and `gap` us after the end of the one before."""
 
-    found = analyze(load(kineto(tmp_path / "t.json", small_loop(each))))
-    assert found.verdict.kind == "unclear"
-    assert "The GPU is idle" in found.verdict.sentence
-    assert "other wait" in found.verdict.sentence
-    assert "lane" not in found.verdict.sentence
+    def each(at):
+        return [
+            ("mm", at + 1 + n, at + length * n + (gap if n else 10), at + length * (n + 1))
+            for n in range(1_000 // length)
+        ]
+
+    return small_loop(each)
+
+
+@pytest.mark.parametrize(
+    ("events", "idle_ms", "why"),
+    [
+        (idle_loop(60, length=100), 0.54, "before kernels that were launched in time and started later"),
+        (idle_loop(8, length=20), 0.392, "in short gaps between its 50 kernels"),
+        (
+            [one for one in idle_loop(60, length=100) if one["cat"] != "cuda_runtime"],
+            0.55,
+            "before kernels whose launches the trace does not show",
+        ),
+    ],
+    ids=["launched in time", "short gaps", "no launches"],
+)
+def test_idle_time_that_is_not_the_host_s_is_a_cause_with_its_reason(tmp_path, events, idle_ms, why):
+    found = analyze(load(kineto(tmp_path / "t.json", events)))
+    assert found.verdict.kind == "gpu-idle"
+    assert found.verdict.recoverable_ms == pytest.approx(idle_ms, rel=0.01)
+    assert f"({found.verdict.recoverable_ms / found.step_ms['usual']:.0%}): " in found.verdict.sentence
+    assert why in found.verdict.sentence
+    assert sum(what in found.verdict.sentence for what in ("in time", "short gaps", "does not show")) == 1
+
+
+def test_kernels_without_launches_have_the_steps_of_the_gpu_and_not_of_a_host_that_is_far_ahead(tmp_path):
+    # The host has marked all of its steps before the GPU is done with the first one.
+    events = [step(number, 20 * number, 20) for number in range(8)]
+    for number in range(8):
+        at = 10 + 1_000 * number
+        events += [kernel(GEMM, at, at + 500, -1), kernel(ADD, at + 600, at + 900, -1)]
+    found = analyze(load(kineto(tmp_path / "t.json", events)))
+    assert found.step_ms["usual"] == pytest.approx(1.0)
+    assert found.gpu.ranks[0].compute_ms == pytest.approx(0.8)
+    assert any("does not show which calls launched its kernels" in note for note in found.notes)
+
+
+def test_steps_that_accumulate_gradients_are_one_step_with_the_update(tmp_path):
+    # profiler.step() after each of four batches; only the fourth has an all-reduce and an update.
+    events, correlation = [], iter(range(1, 1_000))
+
+    def work(name, at, end, *, stream=7):
+        number = next(correlation)
+        return [launch(at, number), kernel(name, at + 1, end, number, stream=stream)]
+
+    for batch in range(1, 26):
+        at = 1_000 * batch
+        events += [step(batch, at), host("aten::mm", at, at + 20), *work(GEMM, at + 5, at + 800)]
+        if batch % 4 == 0:
+            events += work("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", at + 700, at + 950, stream=20)
+            events += [host("Optimizer.step#A.step", at + 940, at + 990), *work(ADD, at + 950, at + 1_000)]
+    found = analyze(load(kineto(tmp_path / "t.json", events)))
+    assert found.steps == (1, 2, 3, 4, 5, 6), "batch 25 belongs to a step that is not in the trace"
+    assert found.step_ms["usual"] == pytest.approx(4, rel=0.06)
+    assert found.network.messages == 1
+    assert any("every 4. ProfilerStep" in note for note in found.notes)
+
+
+def test_steps_that_are_left_out_are_no_idle_time_of_the_others(tmp_path):
+    # Every fourth step begins with 5 ms of Python, such as a checkpoint.
+    events, at = [], 0
+    for number in range(16):
+        pause = 5_000 if number % 4 == 3 else 0
+        begin = at + pause
+        events += [
+            step(number, at, pause + 1_000), host("aten::mm", begin, begin + 10), launch(begin + 5, number + 1),
+            kernel(GEMM, begin + 10, begin + 1_000, number + 1),
+        ]  # fmt: skip
+        at = begin + 1_000
+    found = analyze(load(kineto(tmp_path / "t.json", events)))
+    assert found.verdict.kind == "long-steps"
+    assert found.verdict.recoverable_ms == pytest.approx(5 * 4 / 15, rel=0.01), "step 0 is start-up"
+    (gpu,) = found.gpu.ranks
+    assert gpu.idle_ms == pytest.approx(0, abs=0.02)
+    assert gpu.whole_ms == pytest.approx(found.step_ms["usual"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("category", "call", "copied"),
+    [
+        ("cuda_driver", "cuLaunchKernelEx", "Memcpy HtoD (Pinned -> Device)"),
+        ("cuda_runtime", "hipExtModuleLaunchKernel", "CopyHostToDevice"),
+        ("xpu_runtime", "urEnqueueKernelLaunch", "Memcpy M2D"),
+        ("xpu_driver", "zeCommandListAppendLaunchKernel", "Memcpy M2D"),
+        ("privateuse1_runtime", "aclLaunch", "Memcpy HtoD"),
+    ],
+)
+def test_gpus_of_other_makers_have_launches_and_copies_too(tmp_path, category, call, copied):
+    def each(at):
+        for n in range(10):
+            yield ("mm", at + 100 * n + 20, at + 100 * n + 24, at + 100 * n + 44)
+
+    events = small_loop(each)
+    for event in events:
+        if event["cat"] == "cuda_runtime":
+            event |= {"cat": category, "name": call}
+    events.append(copy(copied, 30, 40, 1))
+    source = load(kineto(tmp_path / "t.json", events))
+    assert {s.lane for s in source.spans if s.name.startswith("Memcpy")} == {"data"}
+    assert analyze(source).verdict.kind == "host-bound"
 
 
 def test_copies_hide_nothing_and_gaps_are_not_closed(tmp_path):

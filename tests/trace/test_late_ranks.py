@@ -113,6 +113,83 @@ def test_all_figures_of_a_step_agree_and_a_long_step_is_reported_apart():
     assert told.verdict.recoverable_ms == pytest.approx(300 * 2 / 19)
 
 
+def buckets_behind_backward(forwards, *, transfer, count=8):
+    """Four buckets of 2.5 ms of backward each, their transfers one after the other behind it; the step's length too."""
+    spans, at, network = [], [0.0] * len(forwards), 0.0
+    for step in range(count):
+        begins = list(at)
+        for r, long in enumerate(forwards):
+            spans.append(span("forward", at[r], at[r] + long, rank=r, step=step))
+            at[r] += long
+        begun = list(at)
+        for bucket in range(4):
+            at = [time + 2.5 for time in at]
+            # A rank joins when its gradients are ready and its last transfer has ended.
+            joined = [max(time, network) for time in at]
+            network = max(joined) + transfer
+            for r, time in enumerate(joined):
+                spans.append(
+                    span("exchange", time, network, rank=r, name="all-reduce", unit=f"b{bucket}", step=step, size=10**7)
+                )
+        spans += [span("backward", begun[r], at[r], rank=r, step=step) for r in range(len(at))]
+        spans += [span("update", network, network + 1, rank=r, step=step) for r in range(len(at))]
+        at = [network + 1] * len(at)
+        spans += [span("step", begins[r], at[r], rank=r, step=step) for r in range(len(at))]
+    return spans, at[0] / count
+
+
+@pytest.mark.parametrize(("late", "transfer"), [(6.0, 2.0), (3.0, 2.5), (6.0, 2.5), (12.0, 2.0), (6.0, 4.0)])
+def test_a_straggler_costs_what_its_late_transfers_cost_even_if_compute_hides_the_waits(late, transfer):
+    # The other ranks wait behind their backward pass. That alone is free, but all of their transfers move into the time
+    # after it, where they looked like a slow network.
+    spans, slow = buckets_behind_backward([5.0, 5.0, 5.0 + late], transfer=transfer)
+    _, even = buckets_behind_backward([5.0, 5.0, 5.0], transfer=transfer)
+    told = analyze(Trace.of(spans))
+    found = {finding.kind: finding for finding in told.findings}
+    assert found["straggler"].sentence.startswith(f"Rank 2 is late, delayed in forward ({5 + late:.1f} ms there, the")
+    assert found["straggler"].recoverable_ms == pytest.approx(slow - even, rel=0.01) == pytest.approx(late, rel=0.01)
+    assert told.straggler.delayed_ms > 0
+    assert told.straggler.wait_ms == pytest.approx(late, rel=0.01)
+    # Without the straggler the visible part of the transfers would be this.
+    assert found["bandwidth-bound"].recoverable_ms == pytest.approx(even - 16, rel=0.01)
+
+
+def test_a_chain_of_waits_behind_compute_ends_at_the_rank_that_is_late():
+    # Rank 3 delays rank 2 in their pair. Both are then late for the all-reduce across the pairs, which ranks 0 and 1
+    # wait for behind their backward pass.
+    spans, at, network = [], [0.0] * 4, [0.0] * 4
+    for step in range(8):
+        begins = list(at)
+        for layer in range(4):
+            for r in range(4):
+                end = at[r] + (2.5 if r == 3 else 1.0)
+                spans.append(span("forward", at[r], end, rank=r, step=step))
+                at[r] = end
+            for group, members in zip(PAIRS, ((0, 1), (2, 3)), strict=True):
+                end = max(at[r] for r in members) + 0.3
+                for r in members:
+                    times = (round(at[r] * MS), round(end * MS))
+                    spans.append(Span(r, "exchange", "all-reduce", f"layer {layer}", step, *times, 1000, group))
+                    at[r] = end
+        spans += [span("backward", at[r], at[r] + 8, rank=r, step=step) for r in range(4)]
+        for bucket in range(4):
+            at = [time + 2 for time in at]
+            for group, members in zip(ACROSS, ((0, 2), (1, 3)), strict=True):
+                joined = {r: max(at[r], network[r]) for r in members}
+                end = max(joined.values()) + 1
+                for r, time in joined.items():
+                    times = (round(time * MS), round(end * MS))
+                    spans.append(Span(r, "exchange", "all-reduce", f"bucket {bucket}", step, *times, 10**7, group))
+                    network[r] = end
+        at = [end + 1 for end in network]
+        spans += [span("update", at[r] - 1, at[r], rank=r, step=step) for r in range(4)]
+        spans += [span("step", begins[r], at[r], rank=r, step=step) for r in range(4)]
+    told = analyze(Trace.of(spans))
+    assert told.verdict.kind == "straggler"
+    assert told.verdict.sentence.startswith("Rank 3 is late, delayed in forward (10.0 ms there, the others 4.0 ms)")
+    assert told.verdict.recoverable_ms == pytest.approx(6, rel=0.01)
+
+
 def test_time_between_steps_is_the_data_loader_s_only_if_the_loader_was_timed():
     def run(lane, name):
         made = []

@@ -150,7 +150,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
     step_ms = {"usual": mean_or_zero(prepared.series(steady)), **median_mean_p95(prepared.series(whole))}
     network = network_use(prepared, steady, link=_link(about))
     limit = bound(prepared, steady, network, step_ms=step_ms["usual"])
-    late, straggler = late_ranks(prepared, steady, hosts=_host_names(about, prepared.ranks))
+    late, straggler, delayed = late_ranks(prepared, steady, hosts=_host_names(about, prepared.ranks))
     known = known_work(prepared, steady)
     phases = {phase: {rank: tuple(prepared.phase(phase, rank, steady)) for rank in prepared.ranks} for phase in PHASES}
     # The rank that the others waited for waited least itself.
@@ -168,6 +168,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         straggler=straggler,
         issuing_ms=_issuing_ms(prepared, kept),
         transfer_waits=tuple(waits_for_transfers(prepared, steady)) if prepared.has_compute else (),
+        delayed_transfers=delayed,
         network=network,
         bound=limit,
         startup=start,

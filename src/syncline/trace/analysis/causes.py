@@ -9,7 +9,7 @@ from itertools import zip_longest
 from syncline.stats import mean_or_zero, two_standard_errors
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.gpu_use import HostRow
-from syncline.trace.gpu_activity import DATA_LOADING
+from syncline.trace.gpu_activity import DATA_LOADING, IDLE_KINDS, KERNEL_WAIT, OTHER_WAIT
 from syncline.wording import scaled
 
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
@@ -62,10 +62,14 @@ def straggler(facts: Facts) -> Finding | None:
         why = (
             f" {'Their threads wait' if several else 'Its thread waits'} {behind:.1f} ms longer for a core of the host."
         )
+    moved = ""
+    if late.delayed_ms >= _NAMED * late.wait_ms:
+        joins = "they join" if several else "it joins"
+        moved = f"; {late.delayed_ms:.1f} ms of that are transfers, visible only because {joins} late"
     sentence = (
         f"{name} {'are late together' if several else 'is late'}, delayed in {delayed_in}{compared}: the other ranks"
         f" wait {late.wait_ms:.1f} ms per step for {'them' if several else 'it'} ({facts.share(late.wait_ms)} of the"
-        f" step, {late.share:.0%} of all waits).{why}"
+        f" step, {late.share:.0%} of all waits{moved}).{why}"
     )
     return Finding("straggler", sentence, gain, doubt)
 
@@ -186,12 +190,39 @@ def sync_bound(facts: Facts) -> Finding | None:
 
 
 @cause
+def gpu_idle(facts: Facts) -> Finding | None:
+    """The GPU is idle though the host had launched its next kernel, or for a reason that the trace does not show."""
+    if facts.gpu is None:
+        return None
+    series = _mean_of_ranks(list(facts.gpu.other_series.values()))
+    gain = mean_or_zero(series)
+    kinds = {kind: mean_or_zero([rank.idle_by_kind[kind] for rank in facts.gpu.ranks]) for kind in IDLE_KINDS}
+    between, later = min(gain, kinds[KERNEL_WAIT]), min(gain, kinds[OTHER_WAIT])
+    kernels = sum(row.count for row in facts.gpu.kernels)
+    parts = {
+        f"in short gaps between its {kernels:.0f} kernels, which fewer and larger kernels do not have (torch.compile,"
+        " CUDA graphs)": between,
+        "before kernels that were launched in time and started later, such as after a wait for another stream": later,
+        "before kernels whose launches the trace does not show (profile with ProfilerActivity.CPU as well)": max(
+            0.0, gain - between - later
+        ),
+    }
+    named = "; ".join(f"{ms:.1f} ms {what}" for what, ms in parts.items() if ms >= _NAMED * gain)
+    return Finding(
+        "gpu-idle",
+        f"The GPU is idle for {gain:.1f} ms per step ({facts.share(gain)}): {named}.",
+        gain,
+        two_standard_errors(series),
+    )
+
+
+@cause
 def bandwidth_bound(facts: Facts) -> Finding | None:
     """Transfers that no compute hides, because of their bytes."""
     if facts.network is None:
         return None
     network, skew = facts.network, mean_or_zero(facts.transfer_waits)
-    exposed = [a + b for a, b in zip_longest(facts.series("exposed_exchange"), facts.transfer_waits, fillvalue=0.0)]
+    exposed = [a + b for a, b in zip_longest(facts.transfers(), facts.transfer_waits, fillvalue=0.0)]
     many = network.bits is not None and network.messages >= _MANY
     # A few messages cannot be made fewer, so all their time counts as bytes.
     gain = mean_or_zero(exposed) * (1 - network.latency_share if many else 1.0)
@@ -228,7 +259,7 @@ def bandwidth_bound(facts: Facts) -> Finding | None:
 @cause
 def latency_bound(facts: Facts) -> Finding | None:
     """Many small messages, each with its latency."""
-    network, exposed = facts.network, facts.series("exposed_exchange")
+    network, exposed = facts.network, facts.transfers()
     if network is None or network.bits is None or network.messages < _MANY:
         return None
     joining = _joining(facts)

@@ -10,11 +10,11 @@ from itertools import groupby
 
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.steps import Prepared
+from syncline.trace.analysis.timeline import BLOCKED_PHASES
 from syncline.trace.merge.exchanges import Exchange, Member
 
 _LANES = {"exposed_encode": "encode", "exposed_exchange": "exchange"}
 _KERNEL_GAP = 30_000  # nanoseconds
-_BLOCKED = ("exposed_exchange", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def critical_path(trace: Prepared, step: int) -> list[PathSegment]:
     while at > (start := trace.bounds[rank][step][0] if rank in trace.bounds else begin):
         phase, since = trace.timelines[rank].at(at)
         since, unit, following = max(since, start), "", rank
-        if phase in _BLOCKED and (blocked := _under_way(near.get(rank, ()), at, moving=phase != "wait")):
+        if phase in BLOCKED_PHASES and (blocked := _under_way(near.get(rank, ()), at, moving=phase != "wait")):
             exchange, mine = blocked
             unit, late = exchange.unit, exchange.late_rank(mine)
             if late in seen and mine.started >= at:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.between_steps import LongSteps
@@ -82,6 +83,8 @@ class Facts:
     """Ms per step, the mean over ranks, in which the training thread packs, starts or unpacks messages."""
     transfer_waits: tuple[float, ...] = ()
     """Ms of each step, the mean over ranks, of waits because a transfer ended later on the rank that is waited for."""
+    delayed_transfers: tuple[float, ...] = ()
+    """Ms of each step, the mean over ranks, of transfers that are visible only because a rank joined late."""
     straggler: LateRanks | None = None
     """The ranks that most waits are for, one or several together."""
     gpu: GpuUse | None = None
@@ -94,6 +97,11 @@ class Facts:
     def series(self, phase: str) -> list[float]:
         """A phase's ms in each step, the mean over the same ranks."""
         return [mean_or_zero(column) for column in zip(*self._of(phase), strict=True)]
+
+    def transfers(self) -> list[float]:
+        """Ms of each step of visible transfers, without those that are visible only because a rank joined late."""
+        pairs = zip_longest(self.series("exposed_exchange"), self.delayed_transfers, fillvalue=0.0)
+        return [max(0.0, shown - late) for shown, late in pairs]
 
     def _of(self, phase: str) -> list[tuple[float, ...]]:
         some = phase == "exposed_exchange" and self.transferring

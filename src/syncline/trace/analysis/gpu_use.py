@@ -7,6 +7,7 @@ compute, gaps between kernels are idle, and the time is from the first kernel's 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from syncline.trace.analysis.kernels import KernelRow, OperatorRow, is_kernel, kernel_tables
@@ -21,7 +22,7 @@ from syncline.trace.gpu_activity import (
     IdleTime,
     gpu_activities,
 )
-from syncline.trace.span import is_copy
+from syncline.trace.span import Span, is_copy
 
 _TOP = 50  # rows of each table
 
@@ -71,6 +72,8 @@ class GpuUse:
     """By rank: ms of each step in which the GPU waits for the host, without data loading and `sync_series`."""
     sync_series: dict[int, tuple[float, ...]]
     """By rank: ms of each step in which the GPU waits for the host because the host had waited for the GPU."""
+    other_series: dict[int, tuple[float, ...]]
+    """By rank: ms of each step in which the GPU is idle for any other reason."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; the tables have their first rows."""
@@ -89,11 +92,13 @@ def gpu_use(trace: Prepared, steps: Sequence[int], metadata: Mapping[str, Any]) 
     found = {rank: one for rank, one in gpu_activities(metadata.get("gpu")).items() if rank in trace.ranks}
     if not found:
         return None
-    host, sync = {}, {}
+    host, sync, other = {}, {}, {}
     for rank in trace.ranks:
         activity = found.get(rank, GpuActivity())
         pairs = [_waits(activity, trace, rank, step) for step in steps]
         host[rank], sync[rank] = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+        idle_ms = trace.phase("other", rank, steps)
+        other[rank] = tuple(max(0.0, ms - sum(pair)) for ms, pair in zip(idle_ms, pairs, strict=True))
     kept = set(steps)
     idle = [row for one in found.values() for row in one.idle if row.step in kept and row.kind == HOST_WAIT]
     blocked = [row for one in found.values() for row in one.blocked if row.step in kept]
@@ -107,6 +112,7 @@ def gpu_use(trace: Prepared, steps: Sequence[int], metadata: Mapping[str, Any]) 
         classes=classes,
         host_series=host,
         sync_series=sync,
+        other_series=other,
     )
 
 
@@ -128,7 +134,7 @@ def _time(trace: Prepared, rank: int, steps: Sequence[int], activity: GpuActivit
     copies = [(s.start, s.end) for s in spans if is_kernel(s) and is_copy(s)]
     communication = [(s.start, s.end) for s in spans if s.lane in ("exchange", "wait")]
     work = [*compute, *copies, *communication]
-    whole = max((end for _, end in work), default=0) - min((start for start, _ in work), default=0)
+    whole = sum(_length(spans, run) for run in _runs(trace.steps, kept))
     both = covered(compute) + covered(communication) - covered([*compute, *communication])
     each = 1e6 * max(1, len(steps))
     by_kind = dict.fromkeys(IDLE_KINDS, 0)
@@ -146,6 +152,17 @@ def _time(trace: Prepared, rank: int, steps: Sequence[int], activity: GpuActivit
         idle_by_kind={kind: ns / each for kind, ns in by_kind.items()},
         streams={name: {kind: ns / 1e6 for kind, ns in of.items()} for name, of in activity.streams.items()},
     )
+
+
+def _runs(steps: Sequence[int], kept: set[int]) -> list[set[int]]:
+    """The kept steps in runs without a step between that was left out: its time is not idle time of the others."""
+    return [set(run) for is_kept, run in groupby(steps, key=kept.__contains__) if is_kept]
+
+
+def _length(spans: Sequence[Span], steps: set[int]) -> int:
+    """Nanoseconds from the start of the first span of these steps to the end of the last."""
+    mine = [span for span in spans if span.step in steps]
+    return max((s.end for s in mine), default=0) - min((s.start for s in mine), default=0)
 
 
 def _by_host(rows: Sequence[IdleTime] | Sequence[BlockedTime], steps: int) -> tuple[HostRow, ...]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.merge.exchanges import Exchange
+from syncline.trace.analysis.timeline import BLOCKED_PHASES
+from syncline.trace.merge.exchanges import Exchange, Member
 from syncline.trace.span import PHASES, rank_list
 
 SHARE = 0.65
@@ -28,8 +29,9 @@ _Waits = Mapping[int, Mapping[tuple[int, int], float]]  # by late rank, by step 
 class LateRanks:
     """Ranks that others waited for, one or several: `wait_ms` per step on each other rank, `share` of all such waits.
 
-    excess: by phase, how much longer than the others they took before they joined. gains: for each usual step, the
-    time that all other ranks waited; without the delay the step would be that much shorter.
+    Transfers that are visible only because these ranks joined late count as waits. excess: by phase, how much longer
+    than the others they took. gains: for each usual step, the time that all other ranks waited; without the delay the
+    step would be that much shorter.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +43,8 @@ class LateRanks:
     """What every other rank waits per step, at least. An exchange that reaches into the next step may count there."""
     where: str = ""
     """What several ranks have in common: their host or their process group."""
+    delayed_ms: float = 0.0
+    """The part of `wait_ms` that is transfers, visible only because these ranks joined late."""
 
     @property
     def rank(self) -> int:
@@ -68,19 +72,23 @@ class LateRanks:
             "where": self.where,
             "share": self.share,
             "wait_ms": self.wait_ms,
+            "delayed_ms": self.delayed_ms,
             "doing": self.doing,
         }
 
 
 def late_ranks(
     trace: Prepared, steps: Sequence[int], *, hosts: Mapping[int, str] | None = None
-) -> tuple[tuple[LateRanks, ...], LateRanks | None]:
+) -> tuple[tuple[LateRanks, ...], LateRanks | None, tuple[float, ...]]:
     """The ranks that others waited for in these steps, the most expensive first; and the straggler, if there is one.
 
+    Third, ms of each step, the mean over ranks, of transfers that are visible only because a rank joined late.
     `hosts`: by rank, the name of its host.
     """
     kept = set(steps)
-    waits = _blamed(trace, kept)
+    visible, hidden = _blamed(trace, kept)
+    delayed = _delayed_transfers(trace, hidden) if trace.has_compute else {}
+    waits = _added(visible, delayed)
     connected = _connected(trace, kept)
 
     def late(ranks: tuple[int, ...], where: str = "") -> tuple[LateRanks, float]:
@@ -92,10 +100,14 @@ def late_ranks(
         gains = tuple(min(of, default=0.0) / 1e6 for of in by_step)
         means = [mean_or_zero(column) / 1e6 for column in zip(*by_step, strict=True)]
         gain = min(means, default=0.0)
-        return LateRanks(ranks, caused / whole, mean_or_zero(means), {}, gains, gain, where), own / whole
+        late_transfers = sum(ns for rank in ranks for (_, by), ns in delayed.get(rank, {}).items() if by in others)
+        each = 1e6 * max(1, len(steps) * len(others))
+        found = LateRanks(ranks, caused / whole, mean_or_zero(means), {}, gains, gain, where, late_transfers / each)
+        return found, own / whole
 
     def explained(one: LateRanks) -> LateRanks:
-        return replace(one, excess=_excess(trace, kept, one.ranks)) if trace.has_compute else one
+        others = [rank for rank in connected[one.rank] if rank not in one.ranks and rank in trace.parts]
+        return replace(one, excess=_excess(trace, steps, one.ranks, others)) if trace.has_compute else one
 
     totals = {rank: sum(of.values()) for rank, of in waits.items()}
     whole = sum(totals.values()) or 1.0
@@ -115,42 +127,79 @@ def late_ranks(
     enough = [one for one in candidates if one.gain_ms >= _NEARLY * most]
     straggler = min(enough, key=lambda one: (len(one.ranks), not one.where, -one.share), default=None)
     shown = [explained(one) if place < _EXPLAINED else one for place, one in enumerate(single)]
-    return tuple(shown), None if straggler is None else explained(straggler)
+    in_steps = dict.fromkeys(steps, 0.0)
+    for by_late in delayed.values():
+        for (step, _), ns in by_late.items():
+            in_steps[step] += ns / 1e6 / len(trace.ranks)
+    return tuple(shown), None if straggler is None else explained(straggler), tuple(in_steps.values())
 
 
-def _blamed(trace: Prepared, kept: set[int]) -> _Waits:
-    """All visible waits of these steps, each counted for the rank that caused it.
+def _blamed(trace: Prepared, kept: set[int]) -> tuple[_Waits, _Waits]:
+    """All visible and all hidden waits of these steps, each counted for the rank that caused it.
 
     That is the last rank to join, as far as it did not wait more than the waiting rank since the two were together:
     that part belongs to the ranks that it waited for.
     """
     meetings = _Meetings(trace)
     history: dict[int, list[tuple[int, dict[int, float]]]] = defaultdict(list)  # by rank: end and causes of its waits
-    waits: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
+    visible: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
+    hidden: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     for exchange in trace.exchanges:
         step = _counts_in(exchange.step, trace, kept)
-        visible = [(member, trace.exposed_ns(member.wait)) for member in exchange.members]
-        visible = [(member, exposed) for member, exposed in visible if exposed]
-        if not visible:
+        waiting = [(member, late) for member in exchange.members if (late := exchange.late_rank(member)) is not None]
+        if not waiting:
             continue
         joined, since = exchange.joined, meetings.before(exchange)
-        inherited_by: dict[int, dict[int, float]] = {}
-        for member, exposed in visible:
-            late = exchange.late_rank(member)
-            if late is None:
-                continue
-            if late not in inherited_by:
-                inherited_by[late] = _causes_between(history[late], since, joined[late])
+        inherited_by = {
+            late: _causes_between(history[late], since, joined[late]) for late in {late for _, late in waiting}
+        }
+        for member, late in waiting:
             theirs = inherited_by[late]
             own = _causes_between(history[member.rank], since, joined[member.rank])
-            inherited = min(exposed, max(0.0, sum(theirs.values()) - sum(own.values())))
-            blamed = {rank: ns * inherited / sum(theirs.values()) for rank, ns in theirs.items()} if inherited else {}
-            blamed[late] = blamed.get(late, 0.0) + exposed - inherited
-            history[member.rank].append((member.started, blamed))
-            if step is not None:
-                for rank, ns in blamed.items():
-                    waits[rank][step, member.rank] += ns
-    return {rank: of for rank, of in waits.items() if any(of.values())}
+            inherited = max(0.0, sum(theirs.values()) - sum(own.values()))
+            exposed = trace.exposed_ns(member.wait)
+            for found, ns in ((visible, exposed), (hidden, member.started - member.joined - exposed)):
+                blamed = _shared(ns, late, min(ns, inherited), theirs)
+                inherited -= min(ns, inherited)
+                if found is visible and exposed:
+                    history[member.rank].append((member.started, blamed))
+                if step is not None:
+                    for rank, part in blamed.items():
+                        found[rank][step, member.rank] += part
+    return visible, hidden
+
+
+def _shared(ns: float, late: int, inherited: float, causes: Mapping[int, float]) -> dict[int, float]:
+    """A wait by the ranks that caused it: the inherited part is shared by these causes, the rest is the late rank's."""
+    blamed = {rank: of * inherited / sum(causes.values()) for rank, of in causes.items()} if inherited else {}
+    blamed[late] = blamed.get(late, 0.0) + ns - inherited
+    return blamed
+
+
+def _added(one: _Waits, other: _Waits) -> _Waits:
+    """The sums of both, without ranks that nobody waited for."""
+    sums: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
+    for waits in (one, other):
+        for late, of in waits.items():
+            for key, ns in of.items():
+                sums[late][key] += ns
+    return {late: of for late, of in sums.items() if any(of.values())}
+
+
+def _delayed_transfers(trace: Prepared, hidden: _Waits) -> _Waits:
+    """By late rank, by step and waiting rank: ns of transfers that are visible only because the rank joined late.
+
+    A wait behind compute costs nothing itself, but the transfers after it start later by as much, and the waiting rank
+    has no compute left to hide them. The late rank has: there the same transfers are visible for a shorter time.
+    """
+    found: dict[int, dict[tuple[int, int], float]] = defaultdict(dict)
+    for late, of in hidden.items():
+        for (step, rank), ns in of.items():
+            if late in trace.parts and rank in trace.parts:
+                longer = trace.parts[rank][step]["exposed_exchange"] - trace.parts[late][step]["exposed_exchange"]
+                if longer > 0:
+                    found[late][step, rank] = min(ns, longer)
+    return found
 
 
 def waits_for_transfers(trace: Prepared, steps: Sequence[int]) -> list[float]:
@@ -189,24 +238,39 @@ def _causes_between(waits: Sequence[tuple[int, dict[int, float]]], begin: int, e
 
 
 class _Meetings:
-    """When the ranks of an exchange were last together: when the last rank joined an exchange that has all of them."""
+    """When the ranks of an exchange were last together: when the last rank joined an exchange that has all of them.
+
+    Only an exchange whose end let all of them go on counts: a rank that computed meanwhile did not stop for it, and one
+    that was still blocked afterwards may be ahead of the others with its work.
+    """
 
     def __init__(self, trace: Prepared) -> None:
         self._trace = trace
         self._releases: dict[frozenset[int], list[int]] = {}
 
     def before(self, exchange: Exchange) -> int:
-        """The time of the last meeting before any rank joined the exchange; without one, its step's start."""
+        """The time of the last meeting before any rank joined the exchange, or its step's start if that is later."""
         joined = exchange.joined
         members = frozenset(joined)
         if members not in self._releases:
-            self._releases[members] = [one.last_joined for one in self._trace.exchanges if members <= one.joined.keys()]
+            self._releases[members] = [
+                one.last_joined
+                for one in self._trace.exchanges
+                if members <= one.joined.keys() and all(map(self._let_go_on, one.members))
+            ]
         releases = self._releases[members]
         place = bisect_right(releases, min(joined.values())) - 1
-        if place >= 0:
-            return releases[place]
         of_step = (self._trace.bounds[rank].get(exchange.step) for rank in members if rank in self._trace.bounds)
-        return min((bounds[0] for bounds in of_step if bounds), default=exchange.last_joined)
+        start = min((bounds[0] for bounds in of_step if bounds), default=None)
+        times = [time for time in (releases[place] if place >= 0 else None, start) if time is not None]
+        return max(times, default=exchange.last_joined)
+
+    def _let_go_on(self, member: Member) -> bool:
+        """Whether a rank was blocked until the exchange ended, and not for longer."""
+        if member.rank not in self._trace.timelines:
+            return True
+        before, after = (self._trace.timelines[member.rank].at(time)[0] for time in (member.ended, member.ended + 1))
+        return before in BLOCKED_PHASES and after not in BLOCKED_PHASES
 
 
 def _connected(trace: Prepared, kept: set[int]) -> dict[int, frozenset[int]]:
@@ -242,40 +306,19 @@ def _counts_in(step: int, trace: Prepared, kept: set[int]) -> int | None:
     return step + 1 if step + 1 in kept and step not in trace.bounds[trace.ranks[0]] else None
 
 
-def _excess(trace: Prepared, kept: set[int], ranks: Collection[int]) -> dict[str, float]:
-    """By phase: ms per step that these ranks took longer than the others since they were last together.
+def _excess(trace: Prepared, steps: Sequence[int], ranks: Collection[int], others: Collection[int]) -> dict[str, float]:
+    """By phase: ms per step that these ranks took longer than the others, medians of both.
 
-    Ranks were together when the last one joined an exchange that all of them take part in. From there until it joins
-    the next exchange, each rank's time consists of phases, so the differences of phases tell exactly why one joined
-    later.
+    A step's phases sum to its length, and ranks that wait for one another have steps of the same length: what late
+    ranks have more of in one phase, the others have more of in waits and visible transfers.
     """
-    meetings = _Meetings(trace)
-    latest: dict[tuple[int, int], Exchange] = {}
-    for exchange in trace.exchanges:
-        step = _counts_in(exchange.step, trace, kept)
-        last = max(exchange.members, key=lambda member: member.joined)
-        if step is None or last.rank not in ranks or all(member.rank in ranks for member in exchange.members):
-            continue
-        first = min(member.joined for member in exchange.members)
-        if last.joined == first or not any(trace.exposed_ns(member.wait) for member in exchange.members):
-            continue
-        # Exchanges after the same meeting have their waits at the same time: the last one covers all of it.
-        latest[meetings.before(exchange), step] = exchange
-    by_step: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for (begin, step), exchange in latest.items():
-        for phase, ms in _longer(trace, exchange, begin, ranks).items():
-            by_step[step][phase] += ms
-    if not by_step:
+    if not steps or not others or not all(rank in trace.parts for rank in ranks):
         return {}
-    return {phase: sum(of[phase] for of in by_step.values()) / len(kept) for phase in _CAUSES}
 
+    def typical(phase: str, step: int, of: Collection[int]) -> float:
+        return median_or_zero([trace.parts[rank][step][phase] / 1e6 for rank in of])
 
-def _longer(trace: Prepared, exchange: Exchange, begin: int, ranks: Collection[int]) -> dict[str, float]:
-    """By phase: ms from `begin` until the last of these ranks joined, minus the median of the other ranks."""
-    spent = {
-        member.rank: trace.timelines[member.rank].totals(begin, max(begin, member.joined))
-        for member in exchange.members
+    return {
+        phase: mean_or_zero([typical(phase, step, ranks) - typical(phase, step, others) for step in steps])
+        for phase in _CAUSES
     }
-    last = max((member for member in exchange.members if member.rank in ranks), key=lambda member: member.joined)
-    mine, others = spent[last.rank], [of for rank, of in spent.items() if rank not in ranks]
-    return {phase: (mine[phase] - median_or_zero([of[phase] for of in others])) / 1e6 for phase in _CAUSES}

@@ -69,10 +69,12 @@ def first_steady(series: Sequence[float]) -> int:
     """
     if len(series) < _FEWEST:
         return 0
-    limit = upper_limit(series[len(series) // 2 :])
+    later = series[len(series) // 2 :]
+    limit = upper_limit(later)
     for place in range(len(series) // 2 + 1):
         following = series[place : place + _LOOK]
-        rebuilds = max(following) > 4 * limit  # too slow to be chance: DDP rebuilds its buckets
+        # Too slow to be chance: DDP rebuilds its buckets. But if later steps are as slow, such steps are not start-up.
+        rebuilds = max(following) > 4 * max(limit, max(later) / 4)
         if following[0] <= limit and sum(ms > limit for ms in following) <= 1 and not rebuilds:
             return place
     return len(series) // 2

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from syncline.stats import quantile, upper_limit
 from syncline.trace.analysis.timeline import Timeline, timeline
@@ -105,7 +106,7 @@ def prepare(trace: Trace, *, steps: tuple[int, int] | None = None) -> Prepared:
 def usual_places(series: Sequence[float], first: int = 0) -> list[int]:
     """The places of a series of step times without those of long steps, counted from `first`.
 
-    A step is long if it is well above the median and above most of the slower steps, and if fewer than a quarter of the
+    A step is long if it is well above the median and above most of the slower steps, and if at most a quarter of the
     steps are: then something happens in some steps only. All figures of a step are means over the others.
 
     >>> usual_places([20.0, 21.0, 19.0, 90.0, 20.0])
@@ -115,7 +116,7 @@ def usual_places(series: Sequence[float], first: int = 0) -> list[int]:
         return []
     limit = max(upper_limit(series), _FAR * quantile(series, 1 - _RARE))
     usual = [place for place, ms in enumerate(series, first) if ms <= limit]
-    return usual if len(series) - len(usual) < _RARE * len(series) else list(range(first, first + len(series)))
+    return usual if len(series) - len(usual) <= ceil(_RARE * len(series)) else list(range(first, first + len(series)))
 
 
 def _recorded(bounds: dict[int, Bounds], *, chosen: bool) -> list[Bounds]:

@@ -24,6 +24,9 @@ _RENAMED = {
 _EXCHANGE, _WAIT, _OTHER = (PHASES.index(phase) for phase in ("exposed_exchange", "wait", "other"))
 _EVER = -(1 << 63)
 
+BLOCKED_PHASES = ("exposed_exchange", "wait")
+"""Phases in which a rank waits for an exchange to end."""
+
 
 def _top_phases(order: Sequence[str]) -> list[int]:
     """By the set of active lanes (one bit each): the phase of the lane that comes first."""

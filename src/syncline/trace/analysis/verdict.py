@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.causes import CAUSES, Cause
 from syncline.trace.analysis.findings import Facts, Finding
-from syncline.trace.gpu_activity import IDLE_KINDS
 from syncline.trace.span import PHASES, TRAINING_LANES
 
 FEWEST = 3
@@ -66,7 +65,7 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
     beside = {phase: facts.ms(phase) for phase in PHASES if phase not in TRAINING_LANES}
     largest = max(beside, key=lambda phase: beside[phase])
     # If the training thread was blocked for a quarter of the step, the step is not compute-bound.
-    if compute >= _MOSTLY * facts.step_ms and (largest == "other" or beside[largest] < _UNSEEN * facts.step_ms):
+    if compute >= _MOSTLY * facts.step_ms and beside[largest] < _UNSEEN * facts.step_ms:
         return Finding(
             "compute-bound",
             f"{facts.share(compute)} of a step of {step} is compute (forward {facts.ms('forward'):.1f} ms, backward"
@@ -74,14 +73,6 @@ def _otherwise(facts: Facts, doubtful: Sequence[Finding]) -> Finding:
             f" {MATTERS:.0%} of it.{_slowest(facts)}",
         )
     rest = beside["other"]
-    if rest >= _UNSEEN * facts.step_ms and facts.gpu is not None:
-        kinds = {kind: mean_or_zero([r.idle_by_kind[kind] for r in facts.gpu.ranks]) for kind in IDLE_KINDS}
-        named = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds.items())
-        return Finding(
-            "unclear",
-            f"The GPU is idle for {rest:.1f} ms of a step of {step} ({facts.share(rest)}), and no single cause costs"
-            f" {MATTERS:.0%}: {named}.",
-        )
     if rest >= _UNSEEN * facts.step_ms:
         return Finding(
             "unclear",

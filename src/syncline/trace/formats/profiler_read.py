@@ -17,13 +17,18 @@ KIND = "torch.profiler"
 """The name of this format."""
 
 _HOST = frozenset({"cpu_op", "user_annotation", "python_function", "operator"})
-_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
+_RUNTIME = frozenset(
+    {"cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "runtime"}
+)
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HEADER = ("distributedInfo", "schemaVersion", "baseTimeNanoseconds")
 _STEP = re.compile(r"ProfilerStep#\d{1,9}$", re.ASCII)
 _RANGE = re.compile(r"(?:gloo|mpi|ucc):")  # nccl:... on the host may be the launch alone
-_STARTS = re.compile(r"Launch|[mM]em(?:cpy|set)")
-_WAITS = re.compile(r"Synchronize|(?:cuda|hip)Memcpy(?:2D|3D|WithStream)?$")
+# Calls of CUDA, HIP and XPU (SYCL's unified runtime, Level Zero).
+_STARTS = re.compile(r"Launch|[mM]em(?:cpy|set|oryCopy|oryFill)|EnqueueUSM")
+_WAITS = re.compile(r"Synchronize|(?:cuda|hip)Memcpy(?:2D|3D|WithStream)?$|Events?Wait$|QueueFinish$")
+_COLLECTIVE = re.compile(r"(?:void )?(?:nccl|rccl|msccl|oneccl)")
+_TO_DEVICE = re.compile(r"HtoD|H2D|M2D|HostToDevice")
 _LONG_CALL = 10_000  # nanoseconds: shorter calls of the runtime explain no gap
 _PREFIXES = (
     ("autograd::engine::evaluate_function", "backward"),
@@ -185,12 +190,14 @@ class _Reader:
         args = fields(event)
         correlation = whole(args.get("correlation"))
         stream = text(str(args.get("stream", event.get("tid"))).removeprefix("stream "))
-        if name.startswith(("nccl", "rccl")) or "Collective name" in args:
+        if _COLLECTIVE.match(name) or "Collective name" in args:
             row = self._collective(event, name, start, end)
             self.rows.collectives.append(row._replace(correlation=correlation, stream=stream))
         else:
             # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
-            kind = "copy" if category.endswith("memcpy") and "HtoD" in name else "kernel"
+            kind = "copy" if category.endswith("memcpy") and _TO_DEVICE.search(name) else "kernel"
+            if category.endswith(("memcpy", "memset")) and not name.startswith(("Memcpy", "Memset")):
+                name = f"{'Memcpy' if category.endswith('memcpy') else 'Memset'} {name}"
             row = Interval(start, end, kind, correlation=correlation, name=text(name), stream=stream)
             self.rows.kernels.append(row)
 

@@ -101,8 +101,14 @@ def _device_steps(steps: list[Step], work: Iterable[Interval], rows: Rows) -> li
 
 def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     steps = sorted({step[0]: step for step, _ in rows.steps}.values(), key=lambda step: step[1])
+    launches = sum(kernel.correlation in rows.launches for kernel in rows.kernels)
+    if steps and 2 * launches >= len(rows.kernels):
+        return _accumulated(steps, rows, notes)
     if steps:
-        return steps
+        # A GPU is behind its host: kernels run in another step than the one that launched them.
+        notes.append("it does not show which calls launched its kernels: profile with ProfilerActivity.CPU as well")
+        on_gpu = _repeated_kernels(rows)
+        return [(number, start, end) for number, (start, end) in enumerate(on_gpu)] or steps
     events = [*chain.from_iterable(rows.host.values()), *rows.kernels, *rows.collectives]
     if not events:
         return []
@@ -115,15 +121,33 @@ def _steps(rows: Rows, notes: list[str]) -> list[Step]:
     return [(0, begin, max(event.end for event in events))]
 
 
+def _accumulated(steps: list[Step], rows: Rows, notes: list[str]) -> list[Step]:
+    """The steps, or where the optimizer runs in every n-th only (gradients are accumulated), n of them as one."""
+    numbers = {number: place for place, (number, _, _) in enumerate(steps)}
+    ranges = chain.from_iterable(rows.optimizer.values())
+    updated = sorted({numbers[step] for one in ranges if (step := step_at(steps, one.start)) in numbers})
+    every = {after - before for before, after in pairwise(updated)}
+    if len(every) != 1 or every == {1}:
+        return steps
+    (count,) = every
+    notes.append(f"the optimizer runs in every {count}. ProfilerStep: {count} of them, with one update, are one step")
+    ends = [place for place in updated if place >= count - 1]
+    return [(steps[end][0] // count, steps[end - count + 1][1], steps[end][2]) for end in ends]
+
+
 def _repeated(rows: Rows) -> list[tuple[int, int]]:
     """Steps by what the training thread repeats, or else the GPU."""
     main = _main_thread(rows)
     on_host = outermost([*rows.ops.get(main, ()), *rows.optimizer.get(main, ())])
-    kernels = [kernel._replace(kind=kernel.name) for kernel in rows.kernels]
-    for work in (on_host, outermost(kernels)):
-        if steps := repeated_steps([Event(one.start, one.end, one.kind) for one in work]):
-            return steps if work is on_host else _by_launch(steps, rows)
-    return []
+    if steps := repeated_steps([Event(one.start, one.end, one.kind) for one in on_host]):
+        return steps
+    return _by_launch(_repeated_kernels(rows), rows)
+
+
+def _repeated_kernels(rows: Rows) -> list[tuple[int, int]]:
+    """Steps by the kernels that repeat, on the GPU's clock."""
+    kernels = outermost(kernel._replace(kind=kernel.name) for kernel in rows.kernels)
+    return repeated_steps([Event(one.start, one.end, one.kind) for one in kernels])
 
 
 def _by_launch(steps: list[tuple[int, int]], rows: Rows) -> list[tuple[int, int]]:
