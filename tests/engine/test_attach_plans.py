@@ -98,10 +98,21 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
     assert first["order"] == [3, 2, 1, 0], "as the file has it"
 
 
-def with_auto(rank: int, world: int, options: dict[str, Any]) -> str:
-    model = small()
+def refused(rank: int, world: int, options: dict[str, Any]) -> str:
+    model, other = small(), small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    given = {
+        "nothing": None,
+        "an optimizer": optimizer,
+        "another model's": torch.optim.SGD(other.parameters(), lr=LR),
+        "a scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    }
+    options = {"model": model, "optimizer": "an optimizer"} | options
+    for name in ("model", "optimizer"):
+        value = options[name]
+        options[name] = given.get(value, value) if isinstance(value, str) else value
     with pytest.raises(UsageError) as caught:
-        syncline.attach(model, torch.optim.SGD(model.parameters(), lr=LR), **options)
+        syncline.attach(options.pop("model"), options.pop("optimizer"), **options)
     return str(caught.value)
 
 
@@ -112,11 +123,18 @@ def with_auto(rank: int, world: int, options: dict[str, Any]) -> str:
         ({"compress": "auto(int8)", "plan": "plan.toml"}, "leave compress out, or the plan"),
         ({"compress": "auto", "exchange": "ring"}, "'ring' was given: leave exchange out, or name a codec"),
         ({"compress": "int8", "plan": "plan.toml"}, "leave compress and exchange out"),
+        ({"compress": 4}, "compress is 4: give a string"),
+        ({"exchange": ["ring"]}, "exchange is ['ring']: give a string"),
+        ({"model": "an optimizer"}, "model is a SGD: give a torch Module"),
+        ({"model": "nothing"}, "model is a NoneType: give a torch Module"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd': give a torch Optimizer, or a list of them"),
+        ({"optimizer": "a scheduler"}, "StepLR"),
+        ({"optimizer": "another model's"}, "the optimizer has none of the model's parameters"),
     ],
 )
-def test_contradicting_options_are_refused(options: dict[str, Any], says: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
     # One rank alone chooses nothing, and must not hide the mistake.
-    (text,) = run_ranks(with_auto, 1, options)
+    (text,) = run_ranks(refused, 1, options)
     assert says in text
     assert "\n" not in text
 
@@ -134,7 +152,7 @@ def described(rank: int, world: int) -> list[str]:
 
 def test_the_engine_describes_itself() -> None:
     fresh, stepped, closed = run_ranks(described, 2)[0]
-    begin = "<Sync of Sequential on rank 0 of 2: 1 units, bf16; step"
+    begin = "<Sync of Sequential on rank 0 of 2: 1 unit, bf16; step"
     assert fresh == f"{begin} 0; nothing is in flight, and no averaged gradients wait for a step>"
     assert stepped.startswith(f"{begin} 1; ")
     assert closed == f"{begin} 1; the engine is closed>"

@@ -201,13 +201,13 @@ def starts(rank: int, world: int, folder: str) -> dict[str, Any]:
     job("dense", TUNED, plan_cache=False)
     job("remembers", TUNED, plan_cache=cache)
     job("again", 4, plan_cache=cache)
+    job("full", WARM_UP + PROFILED + 1, plan_cache=cache, tune="full")
     job("other request", 2, plan_cache=cache, compress="bf16")
     if rank == 0:
         for file in Path(folder).iterdir():
             file.write_text("[")
     job("damaged", 2, plan_cache=cache)
     job("unwritable", TUNED, plan_cache=Path("/proc/nowhere") if rank == 0 else False, compress="bf16")
-    job("full", WARM_UP + PROFILED + 1, tune="full")
 
     original = BucketReducer.finish
 
@@ -252,6 +252,7 @@ def test_jobs_start_as_ddp_does_and_remember_their_plan(tmp_path: Path) -> None:
     assert sum("is ignored" in line for line in damaged["said"]) == 1
     assert sum("is not remembered" in line for line in first["unwritable"]["said"]) == 1
     full = first["full"]
+    assert not full["remembered"], "`full` measures, also where a plan is remembered"
     assert full["first"] == "overlap"
     assert full["planned_at"] == [WARM_UP + PROFILED]
     assert full["costs"]

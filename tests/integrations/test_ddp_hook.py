@@ -350,5 +350,7 @@ def test_without_a_process_group_the_error_names_the_hook() -> None:
     assert not dist.is_initialized()
     with pytest.raises(UsageError, match=r"^ddp_hook needs a process group: call torch.distributed.init_process_group"):
         syncline.ddp_hook("int8")
+    with pytest.raises(UsageError, match=r"^ddp_hook cannot choose codecs: name one, such as 'powersgd\(rank=4\)'"):
+        syncline.ddp_hook("auto(int8)")
     with pytest.raises(UsageError, match=r"^attach needs a process group"):
         syncline.attach(nn.Linear(2, 2))

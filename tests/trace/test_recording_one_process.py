@@ -49,6 +49,14 @@ def lanes(source, step):
     return [(s.lane, s.name) for s in sorted(source.spans, key=lambda s: (s.start, s.end)) if s.step == step]
 
 
+def test_a_recording_that_waits_for_its_first_step_is_not_replaced(tmp_path):
+    begun = start(tmp_path / "first.json")
+    with pytest.raises(UsageError, match="a recording is running"):
+        start(tmp_path / "second.json")
+    assert repr(begun).endswith("waiting for the first optimizer step>")
+    assert stop() is None
+
+
 def test_a_plain_loop_is_recorded_between_start_and_stop(tmp_path):
     model, optimizer = make()
     for number in range(3):

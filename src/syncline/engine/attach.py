@@ -1,6 +1,6 @@
 """`attach`: the one line that a training loop needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,12 +92,17 @@ def attach(
     Returns:
         The engine of this model. Use it to wait, to accumulate gradients, to save codec state and to close.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is a {type(model).__name__}: give a torch Module, as in attach(model, optimizer)")
+    for name, spec in (("compress", compress), ("exchange", exchange), ("freeze", freeze)):
+        if not isinstance(spec, str | None):
+            raise UsageError(f"{name} is {short(spec)}: give a string; its form is name(arg=value)")
     parent = parent_group(process_group)
     groups = Groups(parent, timeout_of(parent, timeout))
     named = _parameters(model)
+    optimizers = _optimizers(optimizer, model)
     device = _device_of([p for _, p in named])
     shapes = [shape_of(name, p) for name, p in named]
-    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     automatic = None if compress is None else parse_auto(compress)
     if automatic is not None:
         automatic = automatic.suited(adaptive=_adaptive(optimizers))
@@ -114,7 +119,7 @@ def attach(
     codecs = {unit.codec for unit in overlap.units} if automatic is None else {*ALWAYS, *automatic.codecs}
     sync = Sync(
         model,
-        list(optimizers),
+        optimizers,
         groups=groups,
         device=device,
         plan=_first_plan(model, shapes, overlap) if tuned and tune != FULL else overlap,
@@ -126,6 +131,7 @@ def attach(
             request=f"compress {automatic or compress}, exchange {exchange}, update {update}, workers {workers},"
             f" buffers {buffers}",
             codecs=sorted(codecs),
+            recall=tune != FULL,
         ),
         buffers=buffers,
         update=update,
@@ -136,9 +142,9 @@ def attach(
         capture=capture,
     )
     if freeze is not None:
-        sync.freeze = _freezing(sync, freeze, list(optimizers))
+        sync.freeze = _freezing(sync, freeze, optimizers)
     if recorder is None:
-        record_attached(model, list(optimizers))  # SYNCLINE_TRACE
+        record_attached(model, optimizers)  # SYNCLINE_TRACE
     return sync
 
 
@@ -150,6 +156,20 @@ def use_freezer(make: Freezer) -> Freezer:
     """Decorator for the function that makes `attach(..., freeze=...)`: `pipeline` comes after the engine."""
     _freezers[:] = [make]
     return make
+
+
+def _optimizers(
+    given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, model: nn.Module
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that `attach` was given, each with parameters of the model; also one rank alone checks them."""
+    several = [] if given is None else list(given) if isinstance(given, Iterable) else [given]
+    ours = {id(p) for p in model.parameters()}
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise UsageError(f"optimizer is {short(given)}: give a torch Optimizer, or a list of them")
+        if not any(id(p) in ours for group in one.param_groups for p in group["params"]):
+            raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
+    return several
 
 
 def _adaptive(optimizers: Sequence[torch.optim.Optimizer]) -> bool:

@@ -53,6 +53,7 @@ from syncline.plan import Plan, Shape
 from syncline.plan.auto_spec import Auto
 from syncline.trace import Recorder
 from syncline.trace.record.recorder import process_recorder
+from syncline.wording import plural
 
 _log = logging.getLogger("syncline")
 
@@ -270,8 +271,8 @@ class Sync:
         codecs = ", ".join(sorted({unit.codec for unit in self.plan.units}))
         codecs += ", torch's reducer" if self.plan.executor == "reducer" else ""
         return (
-            f"<Sync of {type(self.model).__name__} on rank {self.rank} of {self.world}: {len(self.plan.units)} units,"
-            f" {codecs}; step {self.step}; {self._state.phase.value}>"
+            f"<Sync of {type(self.model).__name__} on rank {self.rank} of {self.world}:"
+            f" {plural(len(self.plan.units), 'unit')}, {codecs}; step {self.step}; {self._state.phase.value}>"
         )
 
     # -- closing

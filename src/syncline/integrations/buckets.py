@@ -17,6 +17,7 @@ from syncline.engine.launch.units import StepContext, UnitRun
 from syncline.engine.node_layout import required_ranks_per_node
 from syncline.engine.process_groups import GroupLike, Groups, parent_group, timeout_of
 from syncline.errors import UsageError
+from syncline.plan.auto_spec import parse_auto
 from syncline.trace.record.recorder import Recorder, process_recorder
 
 
@@ -87,6 +88,8 @@ class BucketExchange:
         self, spec: str, *, pattern: str | None, process_group: GroupLike, seed: int, caller: str
     ) -> None:  # fmt: skip
         """`caller`: the function that the user called, for messages."""
+        if parse_auto(spec) is not None:
+            raise UsageError(f"{caller} cannot choose codecs: name one, such as 'powersgd(rank=4)', or use attach")
         self.codec = codecs.build(spec)
         self.pattern = str(exchanges.check(self.codec, pattern or exchanges.legal(self.codec)[0]))
         parent = parent_group(process_group, caller=caller)

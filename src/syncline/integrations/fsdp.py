@@ -59,10 +59,6 @@ def attach(
         exchange: The communication pattern, such as `"ring"`. None: the codec's default.
         seed: Seed of codecs that draw random numbers; the same on all ranks.
     """
-    if compress is not None and compress.startswith("auto"):
-        raise UsageError(
-            "compress='auto' does not work with FSDP2 yet: name a codec, such as 'powersgd(rank=32) | bf16'"
-        )
     return FsdpSync(model, replicate=replicate, spec=compress or "none", exchange=exchange, seed=seed)
 
 

@@ -62,11 +62,7 @@ class Stepper:
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Replace an optimizer's `step` and the methods that must wait for updates in flight."""
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
         refuse_horovod(optimizer)
-        if not self.has_ours(optimizer):
-            raise UsageError("the optimizer has none of the model's parameters: build it from model.parameters()")
         owner = adopted(optimizer)
         if owner is not None and owner in self._adopted:
             raise UsageError("the same optimizer was given twice: give each one once")

@@ -18,9 +18,12 @@ from syncline.version import VERSION
 class PlanMemory:
     """The plan cache as one engine uses it. All ranks call all methods together; only rank 0 touches the disk."""
 
-    def __init__(self, folder: Path | None, *, request: str, codecs: Sequence[str]) -> None:
-        """`folder`: rank 0's decides, None is off. `request`: all that a plan depends on; `codecs`: it may use."""
-        self._folder, self._request, self._codecs = folder, request, list(codecs)
+    def __init__(self, folder: Path | None, *, request: str, codecs: Sequence[str], recall: bool = True) -> None:
+        """`folder`: rank 0's decides, None is off. `request`: all that a plan depends on; `codecs`: it may use.
+
+        Without `recall` earlier plans are not used: the job is to be measured.
+        """
+        self._folder, self._request, self._codecs, self._recall = folder, request, list(codecs), recall
         self._found: list[Remembered] = []
         self._job: Job | None = None
 
@@ -28,7 +31,7 @@ class PlanMemory:
         """Read the plans for this job; True if there are some."""
         job = self._job = self._describe(engine)
         text = ""
-        if engine.rank == 0 and self._folder is not None:
+        if engine.rank == 0 and self._folder is not None and self._recall:
             texts, problems = cache.read(self._folder, job, self._codecs)
             for problem in problems:
                 engine.say(problem)

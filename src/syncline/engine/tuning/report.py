@@ -29,7 +29,11 @@ class TuningReport:
         tuning took 0.50 s in 14 steps; a step takes 400.0 ms instead of 900.0 ms with DDP's buckets
         >>> print(TuningReport(before=0.3, after=0.3, remembered=True))
         the plan of an earlier run is used; there a step took 300.0 ms, as with DDP's buckets
+        >>> print(TuningReport())
+        no plan was chosen yet
         """
+        if not self.after:
+            return "no plan was chosen yet"
         text = f"tuning took {self.cost:.2f} s in {self.steps} steps; a step takes {self.after * 1e3:.1f} ms"
         if self.remembered:
             text = f"the plan of an earlier run is used; there a step took {self.after * 1e3:.1f} ms"

@@ -63,7 +63,7 @@ def start(
     if every is not None and every < 1:
         raise UsageError(f"every is {every}: it must be 1 (all steps) or more")
     running = current()
-    if running is not None and running.started and not running.automatic:
+    if running is not None and not running.automatic:
         raise UsageError("a recording is running: call syncline.trace.stop() first")
     models, optimizers = _as_list(model, nn.Module, "model"), _as_list(optimizer, torch.optim.Optimizer, "optimizer")
     if running is not None:
