@@ -6,6 +6,7 @@ import pytest
 
 import report_samples as samples
 from syncline.report.verdict import cautions, headline, verdicts
+from syncline.results.schema import AT_MOST
 
 
 def said(results: object, label: str) -> str:
@@ -81,6 +82,18 @@ def test_the_fastest_is_compared_with_all_runs_not_only_with_the_next() -> None:
     assert "equal to all-reduce within noise" in said(results, "ddp")
 
 
+def test_where_one_rank_is_fastest_the_others_are_compared_with_each_other() -> None:
+    results = samples.results(
+        samples.run("single", step=20.0), samples.run("ddp", step=985.0), samples.run("ddp-bf16", step=902.0)
+    )
+    assert headline(results).startswith("single is the fastest of 3: 20 ms")
+    assert "(median). ddp-bf16 is the fastest of 2 with several ranks: 897 ms" in headline(results)
+    assert "against ddp-bf16 it spends" in said(results, "ddp")
+    assert "against ddp it spends" in said(results, "ddp-bf16")
+    alone = samples.results(samples.run("single", step=20.0), samples.run("ddp", step=985.0))
+    assert "several ranks" not in headline(alone)
+
+
 def test_a_speed_up_beyond_the_ranks_has_no_efficiency() -> None:
     single, ddp = samples.run("single"), samples.run("ddp")
     ddp["samples_per_s"] = 14 * single["samples_per_s"]
@@ -111,6 +124,10 @@ def test_bytes_that_differ_from_theory_are_reported() -> None:
     text = said(samples.results(run), "ddp")
     assert f"Its link carried {1.551 * theory:.1f} MB per step, where the formula gives {theory:.1f} MB. " in text
     assert "The formula counts gradients only" in text
+    run["wire_bytes_per_step"] /= 3
+    assert "In some of its steps it sent less" in said(samples.results(run), "ddp")
+    run["wire"]["formula"] += AT_MOST
+    assert "where the formula gives" not in said(samples.results(run), "ddp")
 
 
 def test_oversubscription_and_unshaped_links_are_cautions() -> None:

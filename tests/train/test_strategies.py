@@ -269,6 +269,32 @@ def test_theory_of_the_wire():
     assert traffic("single", workers=1).serial == 0
 
 
+def _bucket_bytes(rank, world_size, spec):
+    recorder = Recorder(rank=rank)
+    model = nn.Linear(100, 10)
+    context = Context(rank=rank, workers=world_size, recorder=recorder, group=torch.distributed.group.WORLD)
+    synchroniser = load(spec).attach(model, context)
+    for step in range(4):
+        recorder.step = step
+        synchroniser.backward(synchroniser.module(torch.randn(4, 100)).sum())
+        synchroniser.synchronise()
+    synchroniser.close()
+    spans = [s for s in recorder.spans() if s.lane == "exchange" and s.unit != "buffers"]
+    return [sum(s.bytes for s in spans if s.step == step) for step in (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "bytes_of_first_and_last_step"),
+    [
+        ("ddp", [1010 * 4, 1010 * 4]),
+        ("ddp-bf16", [1010 * 2, 1010 * 2]),
+        ("ddp-powersgd(rank=2)", [1010 * 4, (2 * 110 + 10) * 4]),  # dense in its first steps
+    ],
+)
+def test_spans_of_ddp_have_the_bytes_that_its_hook_sends(spec, bytes_of_first_and_last_step):
+    assert run_ranks(_bucket_bytes, 2, spec)[0] == bytes_of_first_and_last_step
+
+
 def _late_for_buffers(rank, world_size):
     recorder = Recorder(rank=rank)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

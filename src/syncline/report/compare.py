@@ -160,6 +160,11 @@ def ranking(table: Sequence[Row]) -> list[Row]:
     return sorted((row for row in table if row.ok and row.median), key=per_sample)
 
 
+def with_several_ranks(order: Sequence[Row]) -> list[Row]:
+    """The runs that exchange gradients, in the same order; what a comparison is about if one rank alone is faster."""
+    return [row for row in order if workers(row.run) > 1]
+
+
 def per_sample(row: Row) -> float:
     """Median step time divided by the batch, because steps of different batches cannot be ranked by time alone."""
     return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.report.changes import Change, changes, shape_over_time
-from syncline.report.compare import labels, ranking, rows
+from syncline.report.compare import labels, ranking, rows, with_several_ranks
 from syncline.report.figures import duration, one_line, percent, size
 from syncline.report.page import shares_strip
 from syncline.report.palette import palette
@@ -102,9 +102,10 @@ def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) ->
                 why = f"cannot read {file.name}: {error.strerror}"
             notes.append(f"{file.parent.name} has no timeline: {why}")
     found.sort(key=lambda one: (one.index < 0, one.index))
-    order = [row.label for row in ranking(rows(results))]
-    # The headline is about the fastest run.
-    by_speed = [number for name in order for number, one in enumerate(found) if one.label == name]
+    fastest = ranking(rows(results))
+    # What the headline is about; a run of one rank exchanges nothing.
+    order = [*with_several_ranks(fastest), *fastest]
+    by_speed = [number for row in order for number, one in enumerate(found) if one.label == row.label]
     return Traces(tuple(found), tuple(notes), opened=by_speed[0] if by_speed else 0)
 
 

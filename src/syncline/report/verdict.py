@@ -8,11 +8,11 @@ results always give the same words.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.report.compare import Row, parts_ms, per_sample, ranking, rows, share, workers
+from syncline.report.compare import Row, parts_ms, per_sample, ranking, rows, share, with_several_ranks, workers
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, seconds, size, times
 from syncline.report.scaling import DOMINATES, start_up
 from syncline.results.file import finite, numbers
-from syncline.results.schema import Results
+from syncline.results.schema import AT_MOST, Results
 from syncline.trace.span import PHASES
 
 PART_NAMES = {phase: phase.replace("_", " ") for phase in PHASES} | {
@@ -58,20 +58,28 @@ def headline(results: Results) -> str:
     tail = f"; {plural(crashed, 'run')} crashed" if crashed else ""
     if not good:
         return "No strategy finished." if table else "Nothing was run."
-    best = good[0]
     if len(good) == 1:
-        return f"{best.label} takes {duration(best.median)} per step (median){tail}."
-    gain = ""
+        return f"{good[0].label} takes {duration(good[0].median)} per step (median){tail}."
+    sentences = [_fastest(good)]
+    several = with_several_ranks(good)
+    if several and several[0] is not good[0] and len(several) > 1:
+        sentences.append(_fastest(several, among=" with several ranks"))
+    return f"{'. '.join(sentences)}{tail}."
+
+
+def _fastest(order: Sequence[Row], *, among: str = "") -> str:
+    """`ddp is the fastest of 4: 885 ms per step (median)`, or the runs that are equal within noise."""
+    best, gain = order[0], ""
     if best.speedup is not None and best.against not in (None, best.label):
         at = "" if best.efficiency is None else f" at {percent(best.efficiency)} efficiency"
         gain = f", {times(best.speedup)} the throughput of {best.against}{at}"
-    equal = [best, *_equals(best, good)]
+    equal = [best, *_equals(best, order)]
     if len(equal) > 1:
         names = _listed([row.label for row in equal])
         if any((row.run["step_ms"]["n"] or 0) < _ENOUGH for row in equal):
-            return f"Too few steps to separate {names}: {duration(best.median)} per step (median) at best{gain}{tail}."
-        return f"{names} are the fastest, equal within noise: {duration(best.median)} per step (median){gain}{tail}."
-    return f"{best.label} is the fastest of {len(good)}: {duration(best.median)} per step (median){gain}{tail}."
+            return f"Too few steps to separate {names}: {duration(best.median)} per step (median) at best{gain}"
+        return f"{names} are the fastest{among}, equal within noise: {duration(best.median)} per step (median){gain}"
+    return f"{best.label} is the fastest of {len(order)}{among}: {duration(best.median)} per step (median){gain}"
 
 
 def cautions(results: Results) -> list[str]:
@@ -208,14 +216,13 @@ def _samples(row: Row) -> float | None:
 
 
 def _reference(row: Row, table: Sequence[Row]) -> Row | None:
-    """The run to compare with: the fastest; for the fastest itself, the next one at its world size."""
+    """The run to compare with: the fastest at its world size; for that one itself, the next one."""
     order = ranking(table)
     if len(order) < 2 or row not in order:
         return None
-    if row is not order[0]:
-        return order[0]
-    rivals = [other for other in order[1:] if workers(other.run) == workers(row.run)]
-    return rivals[0] if rivals else order[1]
+    peers = [other for other in order if workers(other.run) == workers(row.run)]
+    first, second, *_ = peers if len(peers) > 1 else order
+    return second if row is first else first
 
 
 def _equals(best: Row, order: Sequence[Row]) -> list[Row]:
@@ -260,7 +267,8 @@ def _remarks(row: Row) -> list[str]:
             f" explain, so {row.against} was held back by something else (memory, caches, other programs)."
         )
     moved, theory = finite(row.run.get("wire_bytes_per_step")), finite(row.run.get("wire", {}).get("theory_bytes"))
-    if row.wire_ratio is not None and abs(row.wire_ratio - 1) > 0.15:
+    upper_bound = row.run.get("wire", {}).get("formula", "").endswith(AT_MOST)
+    if row.wire_ratio is not None and (row.wire_ratio > 1.15 or (row.wire_ratio < 0.85 and not upper_bound)):
         more = "The formula counts gradients only, not buffers, packet headers, acknowledgements and steps of tuning."
         less = "In some of its steps it sent less than the formula says."
         found.append(

@@ -27,6 +27,9 @@ from syncline.stats import Summary
 SCHEMA = 1
 """The version this code writes; it reads this one and older ones."""
 
+AT_MOST = " at most"
+"""The end of a formula that is an upper bound: the strategy chooses what it sends while it trains."""
+
 _LARGEST = 1e300  # beyond it, arithmetic on two figures would overflow
 _MOST_LEVELS = 32
 

@@ -38,6 +38,7 @@ class _Ddp(Synchroniser):
             static_graph=strategy.static_graph,
         )
         self._hook, self._state = strategy.hook, strategy.state(context)
+        self._message_bytes = strategy.message_bytes
         self._last_launch: Any = None
         self.module.register_comm_hook(None, self._recorded)
         around_buffers(self.module, self._send_buffers)
@@ -69,7 +70,8 @@ class _Ddp(Synchroniser):
         start = self._last_launch = self.recorder.mark("exchange")
         if start is None:
             return self._hook(self._state, bucket)
-        step, unit, size = self.recorder.step, f"bucket {bucket.index()}", bucket.buffer().nbytes
+        step, unit = self.recorder.step, f"bucket {bucket.index()}"
+        size = self._message_bytes(bucket, self._state)  # before the hook, which counts its passes
         future = self._hook(self._state, bucket)
         end = self.recorder.mark_completion(future, bucket.buffer().device)
         if end is not None:
@@ -103,6 +105,10 @@ class Ddp(RingTrafficStrategy):
     def state(self, context: Context) -> Any:
         """The state that torch's hook takes."""
         return context.group
+
+    def message_bytes(self, bucket: GradBucket, state: Any) -> int:
+        """The bytes of a bucket that the hook sends."""
+        return int(bucket.buffer().nbytes * self.shrink)
 
     def attach(self, module: nn.Module, context: Context, optimizer: Optimizer | None = None) -> Synchroniser:
         return _Ddp(module, context, self)
@@ -160,6 +166,11 @@ class DdpPowerSgd(Ddp):
 
     def traffic(self, shapes: Sequence[torch.Size], element: int, *, rank: int, workers: int) -> Traffic:
         return ring_traffic(sum(self._elements(shape) for shape in shapes) * element, workers)
+
+    def message_bytes(self, bucket: GradBucket, state: PowerSGDState) -> int:
+        if state.iter < state.start_powerSGD_iter:
+            return bucket.buffer().nbytes
+        return sum(self._elements(gradient.shape) * gradient.element_size() for gradient in bucket.gradients())
 
     def _elements(self, shape: torch.Size) -> int:
         """Elements sent for one gradient, by the hook's rule: compress when it shrinks at least twofold."""

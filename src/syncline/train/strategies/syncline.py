@@ -18,6 +18,7 @@ from syncline.errors import UsageError, short, unknown
 from syncline.files import write_text
 from syncline.plan.auto_spec import parse_auto
 from syncline.plan.run_files import COSTS, ERRORS, PLAN, SHAPES, shapes_text
+from syncline.results.schema import AT_MOST
 from syncline.spec import Call, show
 from syncline.train.strategies.base import Context, Strategy, Synchroniser, Traffic, ring_traffic, strategy
 from syncline.train.strategies.pipeline import Piped
@@ -161,7 +162,7 @@ class Syncline(Strategy):
         # Checkpoints hold the state of ranks that train, and a pipeline has no rank to spare.
         self.resumable = self.pipelines = not self.servers
         dense = str(self.codec) == "none" and self.carrier.text == "allreduce"
-        self.formula = "2(N-1)/N*S at most" if self.auto else "2(N-1)/N*S" if dense else "the codec's bytes"
+        self.formula = f"2(N-1)/N*S{AT_MOST}" if self.auto else "2(N-1)/N*S" if dense else "the codec's bytes"
 
     def _options(self) -> dict[str, Any]:
         """Options of `attach`."""
