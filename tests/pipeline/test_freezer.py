@@ -208,3 +208,32 @@ def test_copies_of_the_model_have_no_hook_that_freezes():
     twin.train()
     twin(torch.randn(4, 4))
     assert all(layer.training for layer in twin.layers)
+
+
+class _Heard:
+    """The peers of several freezers that run one after the other: each hears those before it."""
+
+    def __init__(self):
+        self.measured = []
+
+    def gather(self, values):
+        if not values.is_floating_point():
+            return torch.stack([values])
+        self.measured.append(values)
+        return torch.stack(self.measured)
+
+    def text_of_rank_0(self, text):
+        return text
+
+
+def test_the_gradient_norm_of_a_block_in_two_stages_is_that_of_the_whole_block():
+    peers = _Heard()
+    for norms in ([4.0, 5.5], [3.0, 0.0]):  # of each rank's part of both blocks: 5 and 5.5 in total
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        freezer = Freezer(model, "gradnorm(alpha=0.9)", optimizers=[optimizer], peers=peers)
+        for layer, norm in zip(model, norms, strict=True):
+            layer.bias.grad = torch.tensor([norm, 0.0])
+        optimizer.step()
+        frozen = freezer.end_epoch()
+    assert frozen == 0, "block 0 has the smallest norm"

@@ -4,6 +4,7 @@ At the end of an epoch measurements are averaged over the ranks, rank 0 asks the
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -158,10 +159,10 @@ class Freezer:
             self._norms.add(gradient_norms(self.blocks))
 
     def _measure(self, held_out_loss: float | None) -> Measured:
-        """This rank's measurements, averaged over the ranks."""
-        norms = None if self._norms is None else self._norms.take()
+        """This rank's measurements, averaged over the ranks: of gradient norms the root of the mean square."""
+        squares = None if self._norms is None else self._norms.take()
         changes = None if self._probe is None else self._probe.compare()
-        parts: list[Sequence[float]] = [norms or [], changes or [], [] if held_out_loss is None else [held_out_loss]]
+        parts: list[Sequence[float]] = [squares or [], changes or [], [] if held_out_loss is None else [held_out_loss]]
         values = torch.tensor([v for part in parts for v in part], dtype=torch.float64)
         if self._peers is not None:
             sizes = self._peers.gather(torch.tensor([len(part) for part in parts]))
@@ -173,7 +174,8 @@ class Freezer:
             values = self._peers.gather(values).mean(0) if len(values) else values
         means = iter(values.tolist())
         first, second, third = ([next(means) for _ in part] for part in parts)
-        return Measured(first or None, second or None, third[0] if third else None)
+        norms = [math.sqrt(square) for square in first]
+        return Measured(norms or None, second or None, third[0] if third else None)
 
     def _decide(self, measured: Measured) -> FreezeState:
         """Rank 0's decision, on every rank; an error of the policy is raised on every rank."""

@@ -24,7 +24,10 @@ def gradient_norms(blocks: Blocks) -> list[float]:
 
 @dataclass
 class GradientNorms:
-    """The root mean square of gradient norms over the steps of an epoch."""
+    """The mean square of gradient norms over the steps of an epoch.
+
+    Squares and not norms: stages of a block on several ranks then add up to the block's.
+    """
 
     squares: list[float] = field(default_factory=list)
     count: int = 0
@@ -36,10 +39,10 @@ class GradientNorms:
         self.count += 1
 
     def take(self) -> list[float] | None:
-        """The norms of the steps so far, and start again; None without steps."""
+        """The mean squares of the steps so far, and start again; None without steps."""
         squares, count = self.squares, self.count
         self.squares, self.count = [], 0
-        return [math.sqrt(total / count) for total in squares] if count else None
+        return [total / count for total in squares] if count else None
 
 
 def similarities(outputs: Sequence[Tensor]) -> list[Tensor]:
