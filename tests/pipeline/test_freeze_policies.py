@@ -126,7 +126,8 @@ def every_second(progress, *, first: int = 1):
 
 
 def five_thirds(progress):
-    """A policy that returns something else than a number of blocks."""
+    """A policy that returns something else than a number of blocks, and needs two epochs of measurements."""
+    assert progress.epoch, "called before an epoch ended"
     return 5 / 3
 
 
@@ -136,6 +137,8 @@ def test_a_users_function_is_a_policy():
         state = advance(state, Measured())
         frozen.append(state.frozen)
     assert frozen == [2, 3, 3, 4, 4]
+    with pytest.raises(UsageError, match=r"returned 1\.66.*return a number of blocks"):
+        advance(start("test_freeze_policies:five_thirds", blocks=4), Measured())
     assert needs_of("test_freeze_policies:every_second") == ("norms",)
     assert (needs_of("schedule"), needs_of("plasticity")) == ((), ("changes",))
 
@@ -157,7 +160,7 @@ def test_common_options_go_with_every_policy():
         ("schedule(every=many)", "every takes int"),
         ("plasticity(patience=0)", "patience 1 or more"),
         ("schedule | none", "one name is expected"),
-        ("test_freeze_policies:five_thirds", "return a number of blocks"),
+        ("test_freeze_policies:every_second(last=2)", "takes"),
     ],
 )
 def test_wrong_policies_are_usage_errors(policy, message):

@@ -4,7 +4,7 @@ The accuracy guard is here: when the held-out loss gets worse after a freeze, th
 train again, and freezing pauses for 1, 2, 4, ... epochs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -39,7 +39,11 @@ def parse(text: str) -> Settings:
     assert isinstance(settings, Settings)
     if settings.every < 0 or settings.guard < 0:
         raise UsageError(f"'{text}': every and guard are 0 or more")
-    ask(settings.policy, Progress(0, 1, 0, (0.0,), ()))
+    own_call, function = _found(settings.policy)
+    if ":" in own_call.name:  # a user's function may count its calls: it is called at the end of an epoch alone
+        spec.options(own_call, function, lead=1)
+    else:
+        ask(settings.policy, Progress(0, 1, 0, (0.0,), ()))
     return settings
 
 
@@ -117,12 +121,16 @@ def start(text: str, *, blocks: int) -> FreezeState:
 
 def ask(policy: str, progress: Progress) -> int:
     """What a policy says; a number that is not a whole one is a `UsageError`."""
-    call = spec.parse_one(policy)
-    function = FREEZE_POLICIES.get(call.name)
+    call, function = _found(policy)
     asked: Any = function(progress, **spec.options(call, function, lead=1))
     if isinstance(asked, bool) or not isinstance(asked, int):
         raise UsageError(f"the freeze policy '{call}' returned {short(asked)}: return a number of blocks")
     return asked
+
+
+def _found(policy: str) -> tuple[spec.Call, Callable[..., int]]:
+    call = spec.parse_one(policy)
+    return call, FREEZE_POLICIES.get(call.name)
 
 
 def advance(state: FreezeState, measured: Measured, *, step: int = 0) -> FreezeState:
