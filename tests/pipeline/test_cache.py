@@ -293,6 +293,20 @@ def test_it_stops_where_it_does_not_pay_and_tries_again_behind_more_layers():
     cache.close()
 
 
+def test_it_stops_where_views_never_repeat(monkeypatch):
+    monkeypatch.setattr(Payoff, "known", lambda payoff: False)  # whatever reading costs
+    layers, data = _vision(), _images(augment=True)
+    cache = _cache(layers, must_pay=True)
+    cache.move(3)
+    for epoch in range(3):
+        for ids in _batches(epoch):
+            inputs, _ = data.batch(ids, epoch=epoch)
+            assert _same(cache(ids, inputs, view=epoch), _plain(layers, 3, inputs))
+    assert "views of samples do not repeat" in cache.why_off
+    assert cache.stats.stored == SAMPLES, "in the first epoch alone"
+    cache.close()
+
+
 def test_the_decision():
     def why(compute, read, store, epochs):
         made = Payoff()

@@ -48,8 +48,8 @@ class ActivationCache:
     When the boundary moves up, the entries of the old one are the input for the layers in between.
 
     The cache never changes results. It switches itself off (`why_off`) where the layers are random, where reading is
-    not faster than computing, or where files cannot be used. A share `check` of the batches that were read is computed
-    again and compared. No method waits for another rank.
+    not faster than computing, where views do not repeat, or where files cannot be used. A share `check` of the batches
+    that were read is computed again and compared. No method waits for another rank.
     """
 
     def __init__(
@@ -232,6 +232,9 @@ class ActivationCache:
             return
         if self._layout is not None and layout != self._layout and len(self._payoff.store):
             return  # a batch of another shape, such as longer texts: computed each time
+        if self._must_pay and self._store.has_other_views(samples, view, self._level):
+            self._switch_off("the views of samples do not repeat, so nothing that is stored is read", failed=False)
+            return
         self._layout = layout
         began = self._clock()
         stored = self._store.write(samples, view, self._level, layout.pack(state))

@@ -194,6 +194,11 @@ class Store:
         self._table[rows[done], LEVEL] = level
         return int(done.sum())
 
+    def has_other_views(self, samples: Tensor, view: int, level: int) -> bool:
+        """Whether all rows of these samples have entries of this level in other views, which `write` would replace."""
+        table = self._table[self._row_of(samples, view)]
+        return bool(((table[:, LEVEL] == level) & (table[:, VIEW] != view)).all())
+
     def drop(self, samples: Tensor, view: int) -> None:
         """Forget the entries of these samples."""
         self._table[self._row_of(samples, view), LEVEL] = 0
