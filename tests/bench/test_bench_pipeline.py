@@ -77,6 +77,8 @@ def test_rows_compare_times_to_the_same_accuracy(tmp_path):
     assert sentence(result) == (
         "all reaches the same accuracy 1.88x as fast as none, with -0.30 points of accuracy at the end."
     )
+    slow = {**rows[1], "name": "freeze", "seconds": 1.0, "seconds_to_accuracy": None, "speedup_to_accuracy": None}
+    assert sentence({**result, "rows": [*rows, slow]}).startswith("all reaches"), "freeze is fast, and never there"
     assert "2x1 -> 1x2" in text(result)
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- pipeline -->\nold\n<!-- /pipeline -->\nafter\n")

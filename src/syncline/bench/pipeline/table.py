@@ -86,17 +86,17 @@ def page(result: dict[str, Any]) -> str:
 
 
 def sentence(result: dict[str, Any]) -> str:
-    """The result in one sentence: the fastest way against the reference."""
+    """The result in one sentence: the fastest way to the same accuracy, or if none has it, the fastest way."""
     name = result["reference"]
     if not result["rows"]:
         return "All ways crashed."
     others = [row for row in result["rows"] if row["name"] not in (name, "ddp")]
     if not others:
         return f"{name} took {seconds(result['rows'][0]['seconds'])}."
-    kind = "seconds_to_accuracy" if all(row["seconds_to_accuracy"] for row in others) else "seconds"
-    best = min(others, key=lambda row: row[kind] or row["seconds"])
-    ratio = best["speedup_to_accuracy" if kind == "seconds_to_accuracy" else "speedup"]
-    what = "reaches the same accuracy" if kind == "seconds_to_accuracy" else "trains the same epochs"
+    reached = [row for row in others if row["speedup_to_accuracy"]]
+    kind, what = ("_to_accuracy", "reaches the same accuracy") if reached else ("", "trains the same epochs")
+    best = min(reached or others, key=lambda row: row[f"seconds{kind}"])
+    ratio = best[f"speedup{kind}"]
     end = "" if best["points"] is None else f", with {best['points']:+.2f} points of accuracy at the end"
     return f"{best['name']} {what} {times(ratio)} as fast as {name}{end}."
 
