@@ -139,11 +139,12 @@ class _Piped(_Job):
         epoch, indices = self.sampler(step)
         mine = self._pipe.share(len(indices))
         ids = indices[mine.start : mine.stop]
+        view = epoch if getattr(self.workload.train, "varies", True) else 0
         if self.cache is not None and (step + 1) % self.sampler.batches:
             ahead = self.sampler(step + 1)[1]
-            self.cache.prefetch(ahead[mine.start : mine.stop])
+            self.cache.prefetch(ahead[mine.start : mine.stop], view)
         with autocast(self.options, self.device):
-            loss = self._pipe.train_batch(self.batch(ids, epoch), total=len(indices), ids=ids)
+            loss = self._pipe.train_batch(self.batch(ids, epoch), total=len(indices), ids=ids, view=view)
         self._update()
         return loss
 
@@ -151,7 +152,7 @@ class _Piped(_Job):
         """Freeze; with `dp` use fewer stages and more replicas if that pays, with `pipe` balance the stages."""
         if self._freezer is None or (epoch + 1) % self.options.freeze_every:
             return None
-        began, before = time.perf_counter(), self._pipe.shape
+        began, before = time.perf_counter(), self._pipe.layout
         was = self.frozen
         self.frozen = self._freezer.end_epoch()
         if self.frozen == was or not self.way.pipe:
@@ -160,12 +161,11 @@ class _Piped(_Job):
         if self.way.dp:
             left = (self.options.epochs - epoch - 1) * self.sampler.batches
             offer = self._pipe.reshape_if_it_pays(steps_left=left, step_s=train_s / self.sampler.batches)
-        if self._pipe.shape == before:
-            # Balances the stages. The frozen sublayers are in the first one, and each other one needs a sublayer.
-            trained = sum(sublayer.block >= self.frozen for sublayer in self._pipe.blocks.cut())
-            self._pipe.reshape(stages=max(n for n in _halves(before.stages) if n <= trained + 1))
+        self._pipe.reshape(stages=self._pipe.shape.stages)
+        if self._pipe.layout == before:
+            return None
         self.stages, self.replicas, self.rank = *astuple(self._pipe.shape), self._pipe.replica
-        made = {"epoch": epoch + 1, "frozen": self.frozen, "from": str(before), "to": str(self._pipe.shape)}
+        made = {"epoch": epoch + 1, "frozen": self.frozen, "from": str(before.shape), "to": str(self._pipe.shape)}
         return made | {"cost_s": time.perf_counter() - began, "decision": "" if offer is None else str(offer)}
 
     def correct(self, batch: tuple[Tensor, ...]) -> tuple[float, int]:
@@ -248,12 +248,3 @@ def _accuracy(job: _Job) -> float | None:
         more, count = job.correct(batch)
         right, counted = right + more, counted + count
     return right / counted
-
-
-def _halves(stages: int) -> list[int]:
-    """The number of stages, and its halves down to one.
-
-    >>> _halves(8), _halves(6)
-    ([8, 4, 2, 1], [6, 3, 1])
-    """
-    return [stages, *(_halves(stages // 2) if stages > 1 else ())]
