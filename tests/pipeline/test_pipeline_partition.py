@@ -6,6 +6,8 @@ import pytest
 
 from syncline.errors import UsageError
 from syncline.pipeline.freeze.policies import Progress, schedule
+from syncline.pipeline.layout import lay_out
+from syncline.pipeline.mesh import Shape
 from syncline.pipeline.partition import balanced, costs_by_parameters, greedy, largest, stages_that_fit
 
 # alpha: (frozen blocks, stages, replicas) after each epoch of ViT-B/16 on 16 GPUs, 8 stages at the start
@@ -48,6 +50,8 @@ def test_balanced_is_the_best_of_all_partitions(stages, frozen):
 def test_a_cached_prefix_stays_in_one_stage_and_impossible_partitions_are_named():
     costs = costs_by_parameters([10, 10, 10, 10, 1, 1], frozen=4)
     assert balanced(costs, 3, together=4) == (range(4), range(4, 5), range(5, 6))
+    cached = lay_out(Shape(3, 1), [60, 60, 60, 60, 10, 10, 10], schedule="gpipe", frozen=4, together=True)
+    assert cached.stages == (range(5), range(5, 6), range(6, 7)), "what is read costs nothing"
     with pytest.raises(UsageError, match="use 1 to 3 stages"):
         balanced(costs, 4, together=4)
     with pytest.raises(UsageError, match="use 1 to 6 stages"):

@@ -20,7 +20,7 @@ from syncline.pipeline.predict import (
     makespan,
     predict_step,
 )
-from syncline.pipeline.reshape import Offer, limit_at_start, smallest_shape
+from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
 from syncline.pipeline.schedule import check_micro_batches
 from syncline.sim import Network
 
@@ -82,7 +82,7 @@ def test_a_reshape_is_taken_if_the_rest_of_the_run_pays_for_it():
 
 def test_stages_halve_while_the_training_part_fits_where_the_whole_model_did():
     sizes = [1.0] * 16
-    limit = limit_at_start(sizes, 4)
+    limit = largest_stage(sizes, 4)
     shapes = [str(smallest_shape(sizes, Shape(4, 2), frozen=n, limit=limit)) for n in (0, 7, 8, 11, 12, 16)]
     assert shapes == ["4x2", "4x2", "2x4", "2x4", "1x8", "1x8"]
 

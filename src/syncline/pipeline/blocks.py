@@ -101,20 +101,13 @@ class Blocks:
         wanted = {id(p) for p in self.parameters(block)}
         return [name for name, p in self.model.named_parameters() if id(p) in wanted]
 
-    @property
-    def shared(self) -> list[str]:
-        """Names of parameters before the blocks that are used behind them as well (tied weights): they never freeze."""
-        behind = {id(p) for s in self.sublayers if s.block >= len(self) for p in s.module.parameters()}
-        return [name for name in self.names(-1) if id(self.model.get_parameter(name)) in behind]
-
     def modules(self, block: int) -> list[nn.Module]:
         """The modules of a block; -1: those before the first block."""
         return list(self.before if block < 0 else self.members[block])
 
     def frozen(self) -> int:
         """The number of blocks, from the input, without a trainable parameter; 0 while an embedding trains."""
-        shared = set(self.shared)
-        if any(self.model.get_parameter(name).requires_grad for name in self.names(-1) if name not in shared):
+        if any(p.requires_grad for p in self.parameters(-1)):
             return 0
         active = (n for n in range(len(self)) if any(p.requires_grad for p in self.parameters(n)))
         return next(active, len(self))

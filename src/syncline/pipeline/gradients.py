@@ -14,6 +14,7 @@ from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, holders
 from syncline.pipeline.mesh import Mesh
 from syncline.pipeline.stage import Held, hand_over
+from syncline.plan.auto_spec import parse_auto
 
 
 class ReplicaGradients:
@@ -38,33 +39,42 @@ class ReplicaGradients:
         self.sync: Sync | None = None
         """None without replicas, and while all parameters of this rank are frozen."""
         parameters = dict(blocks.model.named_parameters())
-        where = {name: at for name, at in holders(blocks, layout).items() if name in parameters and mesh.position in at}
+        held = holders(blocks, layout)
+        where = {name: at for name, at in held.items() if name in parameters and mesh.position in at}
         self._tied = {name: (parameters[name], at) for name, at in where.items() if len(at) > 1}
         self._owned = {name: parameters[name] for name, at in where.items() if at[-1] == mesh.position}
+        self._buffers = {name: b for name, b in blocks.model.named_buffers() if mesh.position in held[name]}
+        self._kept: dict[str, Tensor] = {}
+        """Codec state while nothing trains here."""
 
     def attach(self, codec_state: Mapping[str, Tensor] | None = None, *, step: int = 0) -> None:
         """Attach an engine if there is something to average. The members of the group call it together.
 
         `step` is the step it starts from: after a reshape, members come from groups with and without an engine.
         """
+        if codec_state is not None:
+            self._kept = {p: t for p, t in codec_state.items() if p.rpartition(".")[0] in self._owned}
         if self.sync is not None or self._shape.replicas == 1 or not self._trains():
             return
-        model = self._model if self._shape.stages == 1 else Held(self._owned)
-        options = {"timeout": self._timeout, **self._options}
+        model = self._model if self._shape.stages == 1 else Held(self._owned, self._buffers)
+        # With stages, all gradients are ready at once, after the last pass: no order of launches is worth a search.
+        chooses = parse_auto(str(self._options.get("compress"))) is not None
+        tune = self._shape.stages == 1 or chooses
+        options = {"timeout": self._timeout, "tune": tune, **self._options}
         self.sync = attach(model, self._optimizer, process_group=self._mesh.data, **options)
-        if codec_state is not None:
-            self.sync.load_state_dict({**codec_state, STEP_KEY: torch.tensor(step)})
+        if step:
+            self.sync.load_state_dict({**self._kept, STEP_KEY: torch.tensor(step)})
 
-    def follow_freeze(self) -> None:
+    def follow_freeze(self, step: int) -> None:
         """Parameters were frozen or unfrozen: attach or close the engine where all of them are."""
         if not self._trains():
-            self.detach()
-        self.attach()
+            self._kept = self.detach()
+        self.attach(step=step)
 
     def detach(self) -> dict[str, Tensor]:
         """Close the engine; returns its codec state."""
         if self.sync is None:
-            return {}
+            return self._kept
         state = self.sync.state_dict()
         self.sync.close()
         self.sync = None

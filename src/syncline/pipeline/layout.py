@@ -48,11 +48,12 @@ def lay_out(
     """Balance the sublayers over the stages by measured costs, or by their sizes before there are any.
 
     The first `frozen` sublayers are frozen; `together` keeps them in the first stage, for a cache of their activations,
-    as far as every stage gets a sublayer.
+    as far as every stage gets a sublayer. There they cost nothing: they are read.
     """
     costs = costs_by_parameters(sizes, frozen=frozen) if costs is None else costs
     stages = shape.stages * (find_schedule(schedule).per_rank if shape.stages > 1 else 1)
     first = max(0, min(frozen, len(sizes) - stages + 1)) if together else 0
+    costs = [0.0] * first + list(costs[first:])
     return Layout(shape, schedule, balanced(costs, stages, together=first))
 
 
@@ -68,7 +69,10 @@ def frozen_sublayers(blocks: Blocks) -> int:
 
 
 def holders(blocks: Blocks, layout: Layout) -> dict[str, list[int]]:
-    """The positions that hold each tensor (parameter or buffer) of the model, in order; several for tied weights."""
+    """The positions that hold each tensor (parameter or buffer) of the model, in order; several for tied weights.
+
+    A buffer that is in no sublayer, such as a mask of the model itself, is held by all.
+    """
     names = {id(tensor): name for name, tensor in tensors_of(blocks).items()}
     found: dict[str, list[int]] = {name: [] for name in names.values()}
     for position in range(layout.shape.stages):
@@ -78,7 +82,7 @@ def holders(blocks: Blocks, layout: Layout) -> dict[str, list[int]]:
                 where = found[names[id(tensor)]]
                 if position not in where:
                     where.append(position)
-    return found
+    return {name: where or list(range(layout.shape.stages)) for name, where in found.items()}
 
 
 def tensors_of(blocks: Blocks) -> dict[str, Tensor]:

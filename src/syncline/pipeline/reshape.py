@@ -1,10 +1,10 @@
-"""The decision to reshape: fewer stages and more replicas, if they fit and the rest of the run pays for it."""
+"""The decision to reshape: fewer stages if they fit and the rest of the run pays for it, more where they must."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.pipeline.mesh import Shape
-from syncline.pipeline.partition import balanced, largest, stages_that_fit
+from syncline.pipeline.partition import Stages, balanced, largest, stages_that_fit
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Offer:
         return self.gain_s > self.cost_s
 
     @property
+    def needed(self) -> bool:
+        """Whether it has more stages: blocks train again, and a rank may not be able to hold so many of them."""
+        return self.new.stages > self.old.stages
+
+    @property
     def payback_steps(self) -> float:
         """Steps after which the cost is recovered; infinite if a step does not get shorter."""
         saved = self.step_s - self.new_step_s
@@ -36,27 +41,29 @@ class Offer:
 
     def __str__(self) -> str:
         """One sentence about the decision."""
-        verb = "pays" if self.pays else "does not pay"
+        verb = "is needed" if self.needed else "pays" if self.pays else "does not pay"
         return (
             f"reshape {self.old} -> {self.new} {verb}: {1e3 * self.step_s:.1f} -> {1e3 * self.new_step_s:.1f} ms per"
             f" step, {self.steps_left} steps left, cost {self.cost_s:.2f} s"
         )
 
 
-def smallest_shape(sizes: Sequence[float], now: Shape, *, frozen: int, limit: float) -> Shape:
+def smallest_shape(sizes: Sequence[float], start: Shape, *, frozen: int, limit: float) -> Shape:
     """The shape with the fewest stages, by halving, whose largest stage is within `limit`; every rank stays busy.
 
-    `sizes` are the sublayers' parameters, of which the first `frozen` need no gradients and no optimizer state.
+    `start` is the first shape of the run. `sizes` are the sublayers' parameters, of which the first `frozen` need no
+    gradients and no optimizer state.
     """
-    training = list(sizes[frozen:]) or [0.0]
-
-    def even(parts: Sequence[float], stages: int) -> tuple[range, ...]:
-        return balanced(parts, min(stages, len(parts)))
-
-    stages = stages_that_fit(training, stages=now.stages, limit=limit, rule=even)
-    return Shape.of(now.stages * now.replicas, stages)
+    training = sizes[frozen:] or [0.0]
+    stages = stages_that_fit(training, stages=start.stages, limit=limit, rule=_even)
+    return Shape.of(start.stages * start.replicas, stages)
 
 
-def limit_at_start(sizes: Sequence[float], stages: int) -> float:
-    """The largest stage of a model that trains as a whole: what a rank can hold, since it held that."""
-    return largest(sizes, balanced(sizes, stages))
+def largest_stage(sizes: Sequence[float], stages: int, *, frozen: int = 0) -> float:
+    """The training parameters of the largest stage: what a rank can hold, if it has trained in that shape."""
+    training = sizes[frozen:] or [0.0]
+    return largest(training, _even(training, stages))
+
+
+def _even(sizes: Sequence[float], stages: int) -> Stages:
+    return balanced(sizes, min(stages, len(sizes)))

@@ -24,7 +24,7 @@ from syncline.pipeline.gradients import ReplicaGradients
 from syncline.pipeline.layout import Layout, frozen_sublayers, holders, lay_out, parameter_counts, tensors_of
 from syncline.pipeline.mesh import Mesh, Shape, share
 from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
-from syncline.pipeline.reshape import Offer, limit_at_start, smallest_shape
+from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
 from syncline.pipeline.schedule import check_micro_batches
 from syncline.pipeline.stage import Prefix
 from syncline.pipeline.stage_runner import StageRunner
@@ -101,9 +101,11 @@ class Pipeline:
         self._asked_micro_batches, self._chosen_micro_batches = micro_batches, 0
         self._shapes = {name: tensor.shape for name, tensor in tensors_of(blocks).items()}
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        shape = Shape.of(self._world, stages)
-        self._sizes = parameter_counts(blocks)
-        self._limit = limit_at_start(self._sizes, stages)
+        shape = self._start = Shape.of(self._world, stages)
+        self._sizes, self._parameters = parameter_counts(blocks), list(blocks.model.parameters())
+        self._training: list[bool] = []
+        """Which parameters trained in the last step."""
+        self._limit = largest_stage(self._sizes, stages)
         self._samples = 0
         self._check(shape)
         self._peers = Peers(
@@ -130,7 +132,7 @@ class Pipeline:
             self._gradients.attach()
         self._runner = self._make_runner()
         self.reshape_s = max(_FIRST_RESHAPE_S, time.perf_counter() - started)
-        """Seconds of the last reshape; before there was one, an assumption or the seconds of the start."""
+        """Seconds of the last change of shape; before there was one, an assumption or the seconds of the start."""
 
     # -- what users read
 
@@ -175,6 +177,8 @@ class Pipeline:
         augmentation, for a cache.
         """
         self._follow_freeze()
+        if not any(self._training):
+            raise UsageError("every parameter of the model is frozen: there is nothing to train")
         total = len(batch[0]) * self.shape.replicas if total is None else total
         if total > self._samples:
             self._samples = total
@@ -275,9 +279,13 @@ class Pipeline:
 
     def _follow_freeze(self) -> None:
         """Blocks were frozen or unfrozen since the last step: the stages keep their sublayers, with another prefix."""
+        training = [p.requires_grad for p in self._parameters]
+        if training == self._training:
+            return
+        self._training = training
         if frozen_sublayers(self.blocks) != self._runner.frozen:
             self._renew_runner()
-            self._gradients.follow_freeze()
+            self._gradients.follow_freeze(self.steps)
 
     def _replica_gradients(self) -> ReplicaGradients:
         return ReplicaGradients(
@@ -312,6 +320,7 @@ class Pipeline:
 
         Call it on every rank between two steps. Parameters, buffers, optimizer and codec state move to the ranks that
         need them; optimizer, learning rate, random state and the global batch stay. Old process groups are destroyed.
+        With the same number, the stages are balanced again; where they are balanced already, nothing happens.
         `costs` are newly measured costs of the sublayers. `checkpoint`: a file that is written before anything moves,
         with `extra` (`save`); if a rank is lost, the error names the rank and this file.
         """
@@ -319,12 +328,15 @@ class Pipeline:
         self._costs = self._costs if costs is None else costs
         old, layout = self._layout, self._lay_out(shape)
         self._check(shape)
+        self._limit = max(self._limit, largest_stage(self._sizes, stages, frozen=frozen_sublayers(self.blocks)))
         change = f"{old.shape} -> {shape}"
         started = time.perf_counter()
         doing = f"step {self.steps}: reshape {change}"
         if checkpoint is not None:
             self.save(checkpoint, extra)
             doing += f", to be resumed from {checkpoint}"
+        if layout == old:
+            return
         self._layout = layout
         with self.recorder.span("between", "reshape", unit=change), self._communicating(doing):
             codec_state = self._gradients.detach()
@@ -335,22 +347,24 @@ class Pipeline:
             if shape != old.shape:
                 self._mesh.close()
                 self._mesh = Mesh(shape, timeout=self._timeout)
+            # Before an engine is attached, which begins with rank 0's values.
+            compare_replicas(self.blocks, self.optimizer, self._holders_here(), self._mesh.data, change)
             self._gradients = self._replica_gradients()
             self._gradients.attach(codec_state, step=self.steps)
             self._renew_runner()
             self._choose_micro_batches()
-            compare_replicas(self.blocks, self.optimizer, self._holders_here(), self._mesh.data, change)
-        self.reshape_s = time.perf_counter() - started
+        if shape != old.shape:
+            self.reshape_s = time.perf_counter() - started
 
     def offer(self, *, steps_left: int, step_s: float) -> Offer | None:
-        """The reshape that is possible after a freeze, with its predicted gain; None if no stage can be saved.
+        """The reshape that a freeze allows, or that an unfreeze needs, with its predicted gain; None if there is none.
 
         `step_s` are the measured seconds of a step. The new step is predicted by the ratio of two simulated steps,
-        or without measured times by an even division of the work. The cost is that of the last reshape
-        (`reshape_s`). All ranks get rank 0's answer.
+        or without measured times by an even division of the work. The cost is that of the last
+        change of shape (`reshape_s`). All ranks get rank 0's answer.
         """
         frozen = frozen_sublayers(self.blocks)
-        shape = smallest_shape(self._sizes, self.shape, frozen=frozen, limit=self._limit)
+        shape = smallest_shape(self._sizes, self._start, frozen=frozen, limit=self._limit)
         if shape == self.shape:
             return None
         now, new = (self._simulated(layout)[0][0] for layout in (self._layout, self._lay_out(shape)))
@@ -361,9 +375,12 @@ class Pipeline:
         return Offer(self.shape, shape, step_s, new_step_s, cost_s, steps_left)
 
     def reshape_if_it_pays(self, *, steps_left: int, step_s: float) -> Offer | None:
-        """Reshape if the gain over the rest of the run exceeds the cost; returns the offer, if there was one."""
+        """Reshape if the gain over the rest of the run exceeds the cost, or if blocks that train again need the room.
+
+        Returns the offer, if there was one.
+        """
         offer = self.offer(steps_left=steps_left, step_s=step_s)
-        if offer is not None and offer.pays:
+        if offer is not None and (offer.pays or offer.needed):
             self.reshape(stages=offer.new.stages)
         return offer
 
@@ -427,6 +444,8 @@ class Pipeline:
         if self.sync is not None:
             self.sync.wait()
         put_state(self.blocks, self.optimizer, state, self._holders_here())
+        self._renew_runner()  # a cache must see that the frozen weights are other ones
+        self._gradients.follow_freeze(self.steps)
         self.steps = int(state["steps"])
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:

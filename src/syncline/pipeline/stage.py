@@ -1,7 +1,7 @@
 """The modules of a rank's stages: sublayers with a frozen prefix, what they read, and gradients for the engine."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +43,7 @@ class Feed:
 
 
 class StageModule(nn.Module):
-    """Some consecutive sublayers. The first `frozen` of them run without a graph.
+    """Some consecutive sublayers. The first `frozen` of them run without a graph and in evaluation mode.
 
     The first stage of a model is called with the number of a micro-batch, and takes its inputs from `feed`.
     """
@@ -61,6 +61,7 @@ class StageModule(nn.Module):
         self._recorder = recorder
         self.parts = nn.ModuleList(sublayer.module for sublayer in sublayers)
         self._frozen, self._active = tuple(sublayers[:frozen]), tuple(sublayers[frozen:])
+        self._fixed = [module for sublayer in self._frozen for module in sublayer.module.modules()]
         self._first = first
         self._prefix = prefix if first and frozen else None
         if self._prefix is not None:
@@ -77,13 +78,26 @@ class StageModule(nn.Module):
         if self._first:
             assert self.feed is not None
             index = int(values[0])
-            out, ids = self.feed.inputs(index), self.feed.ids(index)
+            out = self.feed.inputs(index)
+            ids = None if self._prefix is None else self.feed.ids(index)
             if self._prefix is not None and ids is not None:
-                return self._contiguous(run(self._active, as_values(self._prefix(ids, out, view=self.feed.view))))
+                with self._frozen_mode():
+                    out = self._prefix(ids, out, view=self.feed.view)
+                return self._contiguous(run(self._active, as_values(out)))
         if self._frozen:
-            with torch.no_grad():
+            with torch.no_grad(), self._frozen_mode():
                 out = run(self._frozen, out)
         return self._contiguous(run(self._active, as_values(out)))
+
+    @contextmanager
+    def _frozen_mode(self) -> Iterator[None]:
+        """Frozen sublayers in evaluation mode, also after `model.train()`: no dropout, and BatchNorm stays as it is."""
+        training = [module for module in self._fixed if module.training]
+        for module in training:
+            module.training = False
+        yield
+        for module in training:
+            module.training = True
 
     @staticmethod
     def _contiguous(out: Any) -> Any:
@@ -92,18 +106,21 @@ class StageModule(nn.Module):
 
 
 class Held(nn.Module):
-    """Some parameters of a model under their names there, as a module that an engine can be attached to."""
+    """Some tensors of a model under their names there, as a module that an engine can be attached to."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
         super().__init__()
-        for path, parameter in parameters.items():
+        for path, tensor in (*parameters.items(), *buffers.items()):
             *parents, name = path.split(".")
             here: nn.Module = self
             for parent in parents:
                 if parent not in dict(here.named_children()):
                     here.add_module(parent, nn.Module())
                 here = here.get_submodule(parent)
-            here.register_parameter(name, parameter)
+            if path in buffers:
+                here.register_buffer(name, tensor)
+            else:
+                here.register_parameter(name, parameters[path])
 
 
 class _HandOver(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline.pipeline.blocks import Blocks
+from syncline.pipeline.blocks import Blocks, as_values
 from syncline.pipeline.forward import run_forward
 from syncline.pipeline.gradients import ReplicaGradients
 from syncline.pipeline.layout import Layout, frozen_sublayers
@@ -85,7 +85,7 @@ class StageRunner:
         self._feed_stages(batches, None, 0, len(batch[0]))
         outputs = run_forward(self._modules, self._layout, self._mesh, micro_batches=micro_batches, device=self._device)
         for index, output in enumerate(outputs):
-            yield output[: batches.counts[index]], self._feed.targets(index)
+            yield _rows(output, batches.counts[index]), self._feed.targets(index)
 
     def _train_whole(self, batch: Sequence[Tensor], total: int, ids: Tensor | None, view: int) -> Tensor:
         """One stage: a plain forward and backward pass, which overlaps with the exchange."""
@@ -130,15 +130,20 @@ class StageRunner:
         assert self._blocks.loss is not None
         count = self._feed.batches.counts[int(index)]
         if not count:
-            nothing: Tensor = (output * 0).sum()
-            return nothing
-        real = output[:count] if isinstance(output, Tensor) else tuple(part[:count] for part in output)
-        loss = self._blocks.loss(real, *self._feed.targets(int(index)))
+            return torch.stack([(part * 0).sum() for part in as_values(output)]).sum()
+        loss = self._blocks.loss(_rows(output, count), *self._feed.targets(int(index)))
         return loss * (count * self._layout.shape.replicas / self._total)
 
     def _feed_stages(self, batches: MicroBatches, ids: Tensor | None, view: int, total: int) -> None:
+        if not batches.samples:
+            ids = None  # padding of an empty batch is no sample of the data: a cache must not keep it
         if ids is not None:
             ids = torch.cat([part for (part,) in split([ids], len(batches.counts), rows=batches.rows).parts])
         self._feed, self._total = Feed(batches, ids, view, inputs=self._blocks.inputs), total
         for module in self._modules.values():
             module.feed = self._feed
+
+
+def _rows(output: Any, count: int) -> Any:
+    """The first rows of a model's output, which is a tensor or several."""
+    return output[:count] if isinstance(output, Tensor) else tuple(part[:count] for part in output)

@@ -19,15 +19,18 @@ _VALUE = "value"
 def moves(blocks: Blocks, old: Layout, new: Layout, replica: int) -> list[tuple[int, int, list[str]]]:
     """(from, to, names of tensors) between the positions of one old replica; each holds the whole model together.
 
-    Data never crosses to another old replica, so all replicas move at the same time, over links of their own.
+    Data never crosses to another old replica, so all replicas move at the same time, over links of their own. Tied
+    weights come from their last holder, which has their codec state; a new last holder gets that, too.
     """
     had, needed = holders(blocks, old), holders(blocks, new)
     table: dict[tuple[int, int], list[str]] = {}
     for position in range(old.shape.stages):
         place = new.shape.place(old.shape.rank(replica, position))[1]
         for name in had:
-            if place in needed[name] and position not in had[name]:
-                table.setdefault((had[name][0], position), []).append(name)
+            owner = had[name][-1]
+            becomes_owner = needed[name][-1] == place and position != owner
+            if place in needed[name] and (position not in had[name] or becomes_owner):
+                table.setdefault((owner, position), []).append(name)
     return [(source, target, names) for (source, target), names in sorted(table.items())]
 
 
@@ -43,10 +46,10 @@ def move_state(
 ) -> dict[str, Tensor]:
     """Bring every rank what it needs in the new layout, and free what it does not; returns its new codec state.
 
-    `mesh` is the old one. Values are copied bit by bit. When replicas become more, each old one's codec state goes to
-    equally many new ones, so the mean of the residuals is kept; when they become fewer, residuals are averaged first.
+    `mesh` is the old one. Values are copied bit by bit. The mean of the residuals is kept: each old replica's go to
+    equally many new ones, and where the numbers do not allow that, residuals are averaged first.
     """
-    if new.shape.replicas < old.shape.replicas:
+    if new.shape.replicas % old.shape.replicas:
         codec_state = _averaged(codec_state, mesh.data)
     tensors = tensors_of(blocks)
     packs = {
@@ -88,7 +91,10 @@ def collect_state(
     if mesh.position:
         return {}
     whole = {**packs, **received}
-    model = {name: whole[name][1][0].detach().clone() for name in tensors if name in whole}
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    # The names of a single process: all names of a tied weight, and no buffers that are not saved.
+    saved_names = {key: names.get(id(t)) for key, t in blocks.model.state_dict(keep_vars=True).items()}
+    model = {key: whole[name][1][0].detach().clone() for key, name in saved_names.items() if name is not None}
     saved = optimizer.state_dict()
     numbers = _numbers(blocks, optimizer)
     state = dict(saved["state"])
@@ -107,7 +113,7 @@ def put_state(blocks: Blocks, optimizer: torch.optim.Optimizer, state: Mapping[s
     held = {numbers[name] for name in kept if name in numbers}
     known = {number: entry for number, entry in state["optimizer"]["state"].items() if number in held}
     with torch.no_grad():
-        for name in sorted(kept):
+        for name in sorted(kept & state["model"].keys()):
             tensors[name].copy_(state["model"][name])
     optimizer.load_state_dict({**state["optimizer"], "state": known})
 

@@ -67,13 +67,11 @@ class Piped(Synchroniser):
 
     def _follow(self, step_s: float, steps_left: int) -> None:
         """Other blocks train: balance the stages again, or make fewer stages and more replicas where that pays."""
-        stages = self.pipe.shape.stages
-        if stages == 1 or not steps_left:
+        if not steps_left:
             return
         if self._dp:
             self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s)
-        if self.pipe.shape.stages == stages:
-            self.pipe.reshape(stages=stages)
+        self.pipe.reshape(stages=self.pipe.shape.stages)
 
     def synchronised_bytes(self) -> int:
         if self.pipe.shape.replicas == 1:
