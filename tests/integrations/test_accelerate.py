@@ -5,14 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ranks import run_ranks, run_until_killed
-from syncline.integrations.accelerate import SynclineKwargs, prepare, sync_of
+from syncline.errors import UsageError
+from syncline.integrations.accelerate import SynclineKwargs, engines, prepare, sync_of
 
 STEPS = 20
 
@@ -86,6 +89,55 @@ def test_the_engine_and_the_hook_give_the_losses_of_accelerates_ddp() -> None:
         assert len(result["ddp"][0]) == 2 * STEPS
         assert result["prepare"] == result["ddp"]
         assert result["hook"] == result["ddp"]
+
+
+def odd_uses(rank: int, world: int) -> dict[str, Any]:
+    """A synchronised pass inside `no_sync`, a model that is prepared twice, and buffers that stay local."""
+    environment(rank, world)
+    results: dict[str, Any] = {}
+    for way in ("ddp", "prepare"):
+        arguments = DistributedDataParallelKwargs(broadcast_buffers=False)
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[arguments])
+        model = workload()[0]
+        for _ in range(2):
+            make = partial(prepare, accelerator) if way == "prepare" else accelerator.prepare
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            model, optimizer, loader = make(model, optimizer, workload()[2])
+            batches = iter(loader)
+            with accelerator.no_sync(model):
+                losses = [F.mse_loss(model(x), y) for x, y in (next(batches), next(batches))]
+                accelerator.backward(losses[0])
+                with accelerator.trigger_sync_in_backward(model):
+                    accelerator.backward(losses[1])
+            optimizer.step()
+            optimizer.zero_grad()
+            model = accelerator.unwrap_model(model)
+            accelerator.free_memory()
+        results[way] = [t.tolist() for t in model.state_dict().values()]
+        if way == "prepare":
+            results["engines"] = len(engines(accelerator))
+    return results
+
+
+def test_synchronised_passes_second_prepares_and_local_buffers_are_as_with_ddp() -> None:
+    results = run_ranks(odd_uses, 2)
+    for result in results:
+        assert result["prepare"] == result["ddp"]
+        assert result["engines"] == 1, "the first one was closed"
+    assert results[0]["ddp"] != results[1]["ddp"], "each rank has its own statistics"
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (SynclineKwargs(compress="bf16"), "SynclineKwargs is for DDP"),
+        (DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16), "DDP's comm_hook bf16"),
+    ],
+)
+def test_codecs_for_ddp_are_refused_where_there_is_no_ddp(handler: Any, message: str) -> None:
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+    with pytest.raises(UsageError, match=message):
+        prepare(accelerator, *workload())
 
 
 def start(way: str) -> tuple[Any, Any, Any, Any]:

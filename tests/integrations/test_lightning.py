@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ranks import run_ranks, run_until_killed
+from syncline.errors import UsageError
 from syncline.integrations.lightning import SynclineFabricStrategy, SynclineStrategy
 
 STEPS = 20
@@ -74,7 +75,9 @@ def pytorch(rank: int, world: int, folder: str) -> None:
     # Two epochs of ten steps: Lightning resumes a plain loader at the start of an epoch.
     keep = ModelCheckpoint(dirpath=base / "kept", every_n_train_steps=10, save_top_k=-1, filename="{step}")
     straight = Module()
-    trainer(base, compressed(), STEPS, callbacks=[keep]).fit(straight, loader(10))
+    fitted = trainer(base, compressed(), STEPS, callbacks=[keep])
+    fitted.fit(straight, loader(10))
+    fitted.save_checkpoint(base / "after.ckpt")
     results["powersgd"] = (straight.losses[20:], weights(straight))
     torch.save(results, base / f"straight-{rank}.pt")
 
@@ -105,18 +108,29 @@ def test_lightning_with_the_engine_equals_its_ddp_and_resumes_after_a_kill(tmp_p
         assert len(again[0]) == 20
         assert again == result["powersgd"]
     assert len(list((tmp_path / "kept" / "step=10.ckpt.syncline").iterdir())) == 2
+    states = [torch.load(path, weights_only=True) for path in (tmp_path / "after.ckpt.syncline").iterdir()]
+    assert [int(state["syncline.step"]) for state in states] == [STEPS, STEPS], "saved when fit had ended"
+
+
+@pytest.mark.parametrize("strategy", [SynclineStrategy, SynclineFabricStrategy])
+def test_hooks_of_ddp_are_refused(strategy: Any) -> None:
+    with pytest.raises(UsageError, match="ddp_comm_hook is for torch's DDP: leave it out"):
+        strategy(ddp_comm_hook=len)
+
+
+def new_fabric(strategy: Any) -> L.Fabric:
+    runner = L.Fabric(
+        accelerator="cpu", devices=2, strategy=strategy, precision="bf16-mixed", plugins=[TorchElasticEnvironment()]
+    )
+    runner.launch()
+    return runner
 
 
 def fabric(rank: int, world: int) -> dict[str, Any]:
     environment(rank, world)
     results = {}
     for name, kind in (("ddp", FabricDDPStrategy), ("syncline", SynclineFabricStrategy)):
-        runner = L.Fabric(
-            accelerator="cpu", devices=2, strategy=kind(process_group_backend="gloo"), precision="bf16-mixed",
-            plugins=[TorchElasticEnvironment()],
-        )  # fmt: skip
-        runner.launch()
-        net = network()
+        runner, net = new_fabric(kind(process_group_backend="gloo")), network()
         model, optimizer = runner.setup(net, torch.optim.AdamW(net.parameters(), lr=0.01))
         losses = []
         for number, (x, y) in enumerate(runner.setup_dataloaders(loader())):
@@ -139,3 +153,35 @@ def test_fabric_with_the_engine_equals_its_ddp() -> None:
         assert len(result["ddp"][0]) == 2 * STEPS
         assert result["syncline"][:2] == result["ddp"][:2]
         assert result["syncline"][2][0] == "0.bias", "names without a wrapper"
+
+
+def fabric_steps(folder: str, *, load: bool) -> tuple[list[float], list[Any]]:
+    """Three steps, a checkpoint (which another run loads), and three more."""
+    runner = new_fabric(SynclineFabricStrategy(process_group_backend="gloo", compress="powersgd(rank=4)"))
+    net = network()
+    model, optimizer = runner.setup(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+    state, losses = {"model": model, "optimizer": optimizer}, []
+    for number, (x, y) in enumerate(runner.setup_dataloaders(loader(3))):
+        if number == 3:
+            (runner.load if load else runner.save)(Path(folder) / "kept.ckpt", state)
+        if number >= 6 or (load and number < 3):
+            continue
+        loss = F.mse_loss(model(x), y)
+        runner.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    strategy: Any = runner.strategy
+    strategy.sync_of(model).close()
+    return losses[-3:], weights(net)
+
+
+def fabric_resumed(rank: int, world: int, folder: str) -> tuple[Any, Any]:
+    environment(rank, world)
+    return fabric_steps(folder, load=False), fabric_steps(folder, load=True)
+
+
+def test_checkpoints_of_fabric_hold_the_codec_state(tmp_path: Path) -> None:
+    for straight, again in run_ranks(fabric_resumed, 2, str(tmp_path)):
+        assert again == straight
+    assert len(list((tmp_path / "kept.ckpt.syncline").iterdir())) == 2

@@ -55,7 +55,7 @@ def attach(
 ) -> Sync:
     """Train `model` data-parallel: average its gradients over the ranks, and step `optimizer` as they arrive.
 
-    Call it once on every rank, after the model is on its device. Parameters and buffers start with rank 0's values. The
+    Call it once on every rank, after the model is on its device. It starts with rank 0's parameters and buffers. The
     training loop stays as it is: `optimizer.step()` returns at once, and code that reads a parameter waits for its
     update.
 
@@ -71,7 +71,8 @@ def attach(
         exchange: The communication pattern, such as `"ring"`. None: the codec's default. `"hierarchical"` finds out
             which ranks share a node; `"hierarchical(node=2)"` names how many do.
         process_group: A process group, or one dimension of a DeviceMesh. None: all ranks.
-        buffers: Send rank 0's buffers (BatchNorm statistics) to all ranks after every backward pass.
+        buffers: Send rank 0's buffers (BatchNorm statistics) to all ranks at the start and after every backward pass.
+            False: every rank keeps its own.
         update: `"unit"`: update each unit as soon as its gradients are averaged. `"whole"`: step all parameters at
             once. None: `"whole"` only for optimizers that may need all parameters at once.
         timeout: Seconds after which a peer that does not take part in an exchange is an error. None: the group's.

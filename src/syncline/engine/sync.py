@@ -167,9 +167,13 @@ class Sync:
     # -- for users
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: backward passes in this context exchange nothing."""
-        before, self._backward.exchanges = self._backward.exchanges, False
+    def no_sync(self, *, enabled: bool = True) -> Iterator[None]:
+        """Accumulate gradients locally: backward passes in this context exchange nothing.
+
+        `enabled=False`: they exchange, also inside another `no_sync`.
+        """
+        before = self._backward.exchanges
+        self._backward.exchanges = not enabled and not self.closed
         try:
             yield
         finally:
@@ -348,7 +352,8 @@ class Sync:
             agree_on_job(self, options)
             self._running.connect()
             with torch.no_grad():
-                self.groups.broadcast([*self.model.parameters(), *self.model.buffers()])
+                sent = self.model.buffers() if self._backward.buffers.count else ()
+                self.groups.broadcast([*self.model.parameters(), *sent])
         self._running.build()
         self._backward.buffers.hook_model()
         if not self.reducer_suits and self.plan.executor == "reducer":

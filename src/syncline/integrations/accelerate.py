@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedType
 from torch import Tensor, nn
 
 from syncline.engine.attach import attach
@@ -66,11 +67,12 @@ class SynclineKwargs(DistributedDataParallelKwargs):
         """Save and load the codec state with the accelerator's state."""
         _with_checkpoints(
             accelerator,
-            lambda: [(partial(h.state_dict, m), partial(h.load_state_dict, m)) for m, h in self.models],
+            lambda: [(m, partial(h.state_dict, m), partial(h.load_state_dict, m)) for m, h in self.models],
         )
 
 
-_syncs: "WeakKeyDictionary[Accelerator, list[tuple[nn.Module, Sync]]]" = WeakKeyDictionary()
+_syncs: "WeakKeyDictionary[Accelerator, list[ReferenceType[Sync]]]" = WeakKeyDictionary()
+"""The engines of each accelerator, in order. A model keeps its engine alive."""
 
 
 def prepare(accelerator: Accelerator, *objects: Any, compress: str | None = None, **options: Any) -> Any:
@@ -79,18 +81,24 @@ def prepare(accelerator: Accelerator, *objects: Any, compress: str | None = None
         model, optimizer, loader = prepare(accelerator, model, optimizer, loader, compress="auto")
 
     Accumulation (`accelerator.accumulate`), clipping, mixed precision, `torch.compile` and checkpoints
-    (`accelerator.save_state`) work as they do with DDP. `sync_of(accelerator, model)` is the engine.
+    (`accelerator.save_state`) work as they do with DDP. `sync_of(accelerator, model)` is the engine. A model that is
+    prepared a second time gets a new engine.
 
     Args:
         accelerator: The accelerator.
         objects: One model, its optimizer or optimizers, and whatever else `accelerator.prepare` takes.
         compress: As in `attach`.
-        options: The other options of `attach`.
+        options: The other options of `attach`. `buffers` is `broadcast_buffers` of the accelerator's DDP arguments.
     """
     models = [at for at, thing in enumerate(objects) if isinstance(thing, nn.Module)]
     if len(models) != 1:
         raise UsageError(f"prepare got {len(models)} models: call it once for each model, with its own optimizer")
-    optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
+    options = _ddp_options(accelerator) | options
+    optimizers = [
+        thing.optimizer if isinstance(thing, AcceleratedOptimizer) else thing
+        for thing in objects
+        if isinstance(thing, torch.optim.Optimizer)
+    ]
     done = list(objects)
     # In evaluation mode Accelerate moves the model, sets autocast and compiles, and does not wrap it.
     done[models[0]] = model = accelerator.prepare_model(objects[models[0]], evaluation_mode=True)
@@ -99,14 +107,18 @@ def prepare(accelerator: Accelerator, *objects: Any, compress: str | None = None
     for at, thing in zip(others, prepared if len(others) > 1 else (prepared,), strict=False):
         done[at] = thing
     if accelerator.num_processes > 1:
-        _engage(accelerator, model, attach(model, optimizers or None, compress=compress, **options))
+        for known in [*_syncs]:
+            for sync in engines(known):
+                if _is_model_of(sync, model):
+                    sync.close()
+        _engage(accelerator, attach(model, optimizers or None, compress=compress, **options))
     return done[0] if len(done) == 1 else tuple(done)
 
 
 def sync_of(accelerator: Accelerator, model: nn.Module) -> Sync:
     """The engine of a model that `prepare` returned."""
-    for known, sync in _syncs.get(accelerator, ()):
-        if known is model:
+    for sync in engines(accelerator):
+        if _is_model_of(sync, model):
             return sync
     raise UsageError("this accelerator has no engine for this model: call prepare(accelerator, model, ...) first")
 
@@ -114,6 +126,7 @@ def sync_of(accelerator: Accelerator, model: nn.Module) -> Sync:
 def use_in(accelerator: Accelerator, *, compress: str | None = None, **options: Any) -> None:
     """Make `accelerator.prepare(model, optimizer, ...)` do what `prepare` here does; for frameworks that call it."""
     original = accelerator.prepare
+    _ddp_options(accelerator)
 
     def ours(*objects: Any, **keywords: Any) -> Any:
         trains = any(isinstance(thing, torch.optim.Optimizer) for thing in objects)
@@ -129,42 +142,84 @@ def use_in(accelerator: Accelerator, *, compress: str | None = None, **options: 
 
 
 def engines(accelerator: Accelerator) -> list[Sync]:
-    """The engines of all models that were prepared, in order."""
-    return [sync for _, sync in _syncs.get(accelerator, ())]
+    """The open engines of the models that were prepared and still exist, in order."""
+    alive = [reference() for reference in _syncs.get(accelerator, ())]
+    return [sync for sync in alive if sync is not None and not sync.closed]
 
 
-def _engage(accelerator: Accelerator, model: nn.Module, sync: Sync) -> None:
+def _ddp_options(accelerator: Accelerator) -> dict[str, Any]:
+    """What the accelerator's arguments for DDP mean for `attach`; an error where the engine cannot take DDP's place."""
+    kind, layout = accelerator.distributed_type, accelerator.parallelism_config
+    if kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU) or (
+        layout is not None and layout.total_size != layout.dp_replicate_size
+    ):
+        raise UsageError(
+            f"Syncline's engine takes the place of DDP, and this accelerator uses {kind.value} or a parallelism_config:"
+            " use syncline.fsdp.attach for FSDP2"
+        )
+    handler = accelerator.ddp_handler
+    if handler is None:
+        return {}
+    if issubclass(type(handler), SynclineKwargs):
+        raise UsageError("SynclineKwargs is for DDP: leave it out, and give compress= to prepare")
+    if handler.comm_hook not in (DDPCommunicationHookType.NO, None):
+        raise UsageError(
+            f"DDP's comm_hook {handler.comm_hook} has no place here: leave it out, and name a codec: compress='bf16'"
+        )
+    return {"buffers": handler.broadcast_buffers is not False}
+
+
+def _is_model_of(sync: Sync, model: nn.Module) -> bool:
+    """Whether this is the engine's model, or the same one compiled or not compiled."""
+    return getattr(sync.model, "_orig_mod", sync.model) is getattr(model, "_orig_mod", model)
+
+
+def _engage(accelerator: Accelerator, sync: Sync) -> None:
     first = accelerator not in _syncs
-    _syncs.setdefault(accelerator, []).append((model, sync))
+    _syncs.setdefault(accelerator, []).append(ref(sync))
     if not first:
         return
-    original = accelerator.no_sync
 
-    @contextmanager
-    def no_sync(model: nn.Module) -> Iterator[None]:
-        known = [sync for candidate, sync in _syncs[accelerator] if candidate is model]
-        context: AbstractContextManager[Any] = known[0].no_sync() if known else original(model)
-        with context:
-            yield
+    def switch(original: Any, *, off: bool) -> Any:
+        @contextmanager
+        def switched(model: nn.Module) -> Iterator[None]:
+            known = [sync for sync in engines(accelerator) if _is_model_of(sync, model)]
+            context: AbstractContextManager[Any] = known[0].no_sync(enabled=off) if known else original(model)
+            with context:
+                yield
 
-    accelerator.no_sync = no_sync
-    _with_checkpoints(accelerator, lambda: [(sync.state_dict, sync.load_state_dict) for sync in engines(accelerator)])
+        return switched
+
+    accelerator.no_sync = switch(accelerator.no_sync, off=True)
+    accelerator.trigger_sync_in_backward = switch(accelerator.trigger_sync_in_backward, off=False)
+    _with_checkpoints(
+        accelerator, lambda: [(sync.model, sync.state_dict, sync.load_state_dict) for sync in engines(accelerator)]
+    )
 
 
-Stateful = tuple[Callable[[], Mapping[str, Tensor]], Callable[[Mapping[str, Tensor]], None]]
-"""How to get the codec state of a model, and how to load it."""
+Stateful = tuple[nn.Module, Callable[[], Mapping[str, Tensor]], Callable[[Mapping[str, Tensor]], None]]
+"""A model, how to get its codec state, and how to load it."""
 
 
-def _with_checkpoints(accelerator: Accelerator, models: Callable[[], list[Stateful]]) -> None:
-    """Write and read the codec state of this rank with the accelerator's state."""
+def _with_checkpoints(accelerator: Accelerator, stateful: Callable[[], list[Stateful]]) -> None:
+    """Write and read the codec state of this rank with the accelerator's state, for the models that it still has."""
     place = {"rank": accelerator.process_index, "world": accelerator.num_processes}
 
-    def on_save(_: Any, weights: Any, folder: str) -> None:
-        for number, (state_of, _load) in enumerate(models()):
+    def known(models: list[nn.Module]) -> list[Stateful]:
+        mine = {id(part) for model in models for part in (model, getattr(model, "_orig_mod", None))}
+        return [
+            row
+            for row in stateful()
+            if mine
+            & {id(part) for part in (row[0], getattr(row[0], "_orig_mod", None), getattr(row[0], "module", None))}
+        ]
+
+    def on_save(models: list[nn.Module], weights: Any, folder: str) -> None:
+        for number, (_, state_of, _load) in enumerate(known(models)):
             save_rank_state(state_of(), Path(folder), model=number, **place)
 
-    def on_load(_: Any, folder: str) -> None:
-        for number, (_state_of, load) in enumerate(models()):
+    def on_load(models: list[nn.Module], folder: str) -> None:
+        for number, (_, _state_of, load) in enumerate(known(models)):
             load(load_rank_state(Path(folder), model=number, **place))
 
     accelerator.register_save_state_pre_hook(on_save)
