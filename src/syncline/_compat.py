@@ -669,8 +669,17 @@ __all__ = ["FileStore", "GradBucket", "NoSubclasses", "PrefixStore", "Store", "T
 
 def fsdp_requires_all_reduce(module: Any) -> bool:
     """Whether `set_requires_all_reduce(False)` is not in force on this FSDP2 module."""
+    return all(group.all_reduce_grads for group in _fsdp_groups(module))
+
+
+def fsdp_divide_factor(module: Any) -> float | None:
+    """The factor of `set_gradient_divide_factor` on this FSDP2 module, if it was called."""
+    return next((group.gradient_divide_factor for group in _fsdp_groups(module)), None)
+
+
+def _fsdp_groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch < 2.13
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-    return all(group.all_reduce_grads for group in groups)
+    return list(groups)

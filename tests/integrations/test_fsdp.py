@@ -63,9 +63,19 @@ class Net(nn.Module):
         return out
 
 
+def freeze(model: Net, step: int) -> None:
+    """A whole block, and one parameter beside others, are frozen; later some of them train, and others do not."""
+    for p in model.blocks[1].parameters():
+        p.requires_grad_(step == 2)
+    model.head.bias.requires_grad_(step == 1)
+    model.blocks[0].one.weight.requires_grad_(step != 1)  # type: ignore[union-attr]
+
+
 def sharded(kind: str, mesh: DeviceMesh) -> Net:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if kind == "bf16" else MixedPrecisionPolicy()
     model = Net(kind)
+    if kind == "frozen":
+        freeze(model, 0)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -81,6 +91,8 @@ def batch(step: int, micro: int = 0, rank: int | None = None) -> tuple[Tensor, T
 def run(model: Any, optimizer: torch.optim.Optimizer, kind: str, steps: range) -> list[float]:
     losses = []
     for step in steps:
+        if kind == "frozen":
+            freeze(model, step)
         micros = 3 if kind.startswith("accumulate") else 1
         for micro in range(micros):
             if kind == "accumulate, no reduce-scatter":
@@ -119,8 +131,8 @@ def counted() -> Iterator[list[str]]:
         BucketExchange.launch = original  # type: ignore[method-assign]
 
 
-KINDS = ["plain", "clip", "unused", "twice", "checkpointing", "bf16", "accumulate", "accumulate, no all-reduce",
-         "accumulate, no reduce-scatter"]  # fmt: skip
+KINDS = ["plain", "clip", "unused", "frozen", "twice", "checkpointing", "bf16", "accumulate",
+         "accumulate, no all-reduce", "accumulate, no reduce-scatter"]  # fmt: skip
 
 
 def against_hybrid(rank: int, world: int, shape: tuple[int, int], kinds: list[str]) -> dict[str, Any]:
@@ -149,7 +161,10 @@ def test_dense_equals_torchs_hybrid_sharding() -> None:
         for kind, (same, _, units, order, steps) in result.items():
             if kind not in ("bf16", "accumulate", "accumulate, no all-reduce"):
                 assert same, kind
-            assert units == (12 if kind == "accumulate" else 4), (kind, "units are sent once for each exchange")
+            expected = {"accumulate": 12, "frozen": 10 / 3}.get(
+                kind, 4
+            )  # one block of four units is frozen in two steps
+            assert units == expected, (kind, "units are sent once for each exchange")
             assert steps == (3 if kind == "accumulate" else 1)
             if kind == "twice":
                 assert order[-1] == "blocks.0", "a module that is used twice is sent when its gradient is complete"
@@ -281,6 +296,40 @@ def test_bad_uses_get_a_sentence_with_the_fix() -> None:
     assert "powersgd(rank=32)" in auto
     assert "powersgd" in typo
     assert "syncline.fsdp.attach" in engine
+
+
+def frozen_state(rank: int, world: int, folder: str) -> tuple[Any, ...]:
+    """What is sent while parameters are frozen, and whether their residuals survive that and a checkpoint."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = sharded("plain", mesh["shard"])
+    sync = fsdp.attach(model, replicate=mesh["replicate"], compress="topk(0.05)")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run(model, optimizer, "plain", range(2))
+    before = sync.state_dict()
+    with counted() as launched:
+        run(model, optimizer, "frozen", range(3, 5))
+    root = next(unit.run.row for unit in sync._units if unit.run.row.name == "root")
+    dcp.save({"codec": sync.state_dict()}, checkpoint_id=folder)
+    sync.load(folder, prefix="codec")
+    after = sync.state_dict()
+    frozen = [name for name in before if name.startswith(("blocks.1.", "head.bias"))]
+    same = bool(frozen) and all(torch.equal(before[n].full_tensor(), after[n].full_tensor()) for n in frozen)
+    with pytest.raises(UsageError) as twice:
+        fsdp.attach(model, replicate=mesh["replicate"])
+    model.set_gradient_divide_factor(2.0)
+    with pytest.raises(UsageError) as divided:
+        run(model, optimizer, "plain", range(1))
+    return root.parameters, launched, same, str(twice.value), str(divided.value)
+
+
+def test_frozen_parameters_are_not_sent_and_keep_their_residuals(tmp_path: Path) -> None:
+    root, launched, same, twice, divided = run_ranks(frozen_state, 2, str(tmp_path / "kept"))[0]
+    assert "head.bias" not in root
+    assert "head.weight" in root
+    assert "blocks.1" not in launched
+    assert same, "residuals of frozen parameters"
+    assert "attached already" in twice
+    assert "set_gradient_divide_factor(2)" in divided
 
 
 def lost_node(rank: int, world: int) -> None:

@@ -15,7 +15,12 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    extract_model_from_parallel,
+)
 from torch import Tensor, nn
 
 from syncline.engine.attach import attach
@@ -171,7 +176,13 @@ def _ddp_options(accelerator: Accelerator) -> dict[str, Any]:
 
 def _is_model_of(sync: Sync, model: nn.Module) -> bool:
     """Whether this is the engine's model, or the same one compiled or not compiled."""
-    return getattr(sync.model, "_orig_mod", sync.model) is getattr(model, "_orig_mod", model)
+    return sync.model is model or _plain(sync.model) is _plain(model)
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The model without DDP and `torch.compile` around it."""
+    plain: nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    return plain
 
 
 def _engage(accelerator: Accelerator, sync: Sync) -> None:
@@ -206,13 +217,8 @@ def _with_checkpoints(accelerator: Accelerator, stateful: Callable[[], list[Stat
     place = {"rank": accelerator.process_index, "world": accelerator.num_processes}
 
     def known(models: list[nn.Module]) -> list[Stateful]:
-        mine = {id(part) for model in models for part in (model, getattr(model, "_orig_mod", None))}
-        return [
-            row
-            for row in stateful()
-            if mine
-            & {id(part) for part in (row[0], getattr(row[0], "_orig_mod", None), getattr(row[0], "module", None))}
-        ]
+        mine = {id(_plain(model)) for model in models}
+        return [row for row in stateful() if id(_plain(row[0])) in mine]
 
     def on_save(models: list[nn.Module], weights: Any, folder: str) -> None:
         for number, (_, state_of, _load) in enumerate(known(models)):

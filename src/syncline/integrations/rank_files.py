@@ -14,8 +14,14 @@ _log = logging.getLogger("syncline")
 
 
 def save_rank_state(state: Mapping[str, Tensor], folder: Path, *, rank: int, world: int, model: int = 0) -> None:
-    """Write this rank's codec state into the folder; the file is complete or not there."""
+    """Write this rank's codec state into the folder; the file is complete or not there.
+
+    Files that another number of ranks has left there are older, and are removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f"syncline-model{model}-rank*-of-*.pt"):
+        if not path.name.endswith(f"-of-{world}.pt"):
+            path.unlink(missing_ok=True)
     path = folder / _name(model, rank, world)
     partial = path.with_suffix(".partial")
     torch.save(dict(state), partial)
