@@ -216,6 +216,42 @@ def test_kernels_without_launches_have_the_steps_of_the_gpu_and_not_of_a_host_th
     assert any("does not show which calls launched its kernels" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("peers", ["in the kernels", "in the names of ranges"])
+def test_stages_of_a_pipeline_that_wait_for_one_another_are_not_a_slow_network(tmp_path, peers):
+    # Rank 0 computes for 400 us and sends; rank 1 has waited for that since the start of its step, and sends back.
+    name, in_kernels = "ncclDevKernel_SendRecv(x)", peers == "in the kernels"
+
+    def message(rank, number, call, start, end):
+        to = {"send": "Dst Rank", "recv": "Src Rank"}[call]
+        group = {"Process Group Name": "pp", "Process Group Ranks": "[0, 1]", "Group size": 2, "dtype": "Float"}
+        args = {"Collective name": call, to: 1 - rank, "Seq": number, "In msg nelems": 1000, **group}
+        arrow = f"{rank}->{1 - rank}" if call == "send" else f"{rank}<-{1 - rank}"
+        return [
+            host(f"nccl:{call}" + ("" if in_kernels else f" {arrow}"), start - 2, start, cat="user_annotation"),
+            launch(start - 1, number), kernel(name, start, end, number, stream=20, **(args if in_kernels else {})),
+        ]  # fmt: skip
+
+    paths = []
+    for rank in (0, 1):
+        events = []
+        for number in range(6):
+            at, ids = 1_000 * number, iter(range(10 * number + 1, 10 * number + 9))
+            computes = at + (2 if rank == 0 else 422)
+            times = {"send": (402, 420), "recv": (425, 840)} if rank == 0 else {"recv": (2, 420), "send": (822, 840)}
+            events.append(step(number, at))
+            events += [host("aten::mm", at, at + 2), launch(at + 1, mine := next(ids))]
+            events.append(kernel(GEMM, computes, computes + 400, mine))
+            for call, (start, end) in times.items():
+                events += message(rank, next(ids), call, at + start, at + end)
+        paths.append(kineto(tmp_path / f"rank{rank}.json", events, rank=rank, world=2))
+    told = analyze(load(paths))
+    assert told.verdict.kind == "pipeline-bubble"
+    # 400 us of each rank's 1,000, without the transfers of 18 us.
+    assert told.verdict.recoverable_ms == pytest.approx(0.398, rel=0.02)
+    assert told.straggler is None
+    assert {exchange.name for exchange in load(paths).exchanges} == {"point-to-point"}
+
+
 def test_steps_that_accumulate_gradients_are_one_step_with_the_update(tmp_path):
     # profiler.step() after each of four batches; only the fourth has an all-reduce and an update.
     events, correlation = [], iter(range(1, 1_000))

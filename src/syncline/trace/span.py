@@ -27,6 +27,9 @@ ISSUING = "issuing"
 THREAD_WAITS = (BLOCKED, ISSUING)
 """Names of `wait` spans of the training thread. All others are waits of an exchange for its last rank."""
 
+POINT_TO_POINT = "point-to-point"
+"""The name of exchanges of two ranks of which one sends and one receives, such as those of a pipeline's stages."""
+
 PHASES = ("data", "forward", "backward", "exposed_encode", "exposed_exchange", "wait", "update", "between", "other")
 """Categories of the training thread's time. The phases of a step sum to its wall time."""
 

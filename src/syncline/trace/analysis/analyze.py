@@ -13,7 +13,7 @@ from syncline.trace.analysis.cpu_load import host_loads
 from syncline.trace.analysis.critical_path import PathSegment, critical_path, typical_step
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.gpu_use import GpuUse, gpu_use
-from syncline.trace.analysis.late_ranks import LateRanks, late_ranks, waits_for_transfers
+from syncline.trace.analysis.late_ranks import LateRanks, late_ranks, pipeline_waits, waits_for_transfers
 from syncline.trace.analysis.network import NetworkUse, network_use
 from syncline.trace.analysis.overlap import hidden_by, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
@@ -169,6 +169,7 @@ def analyze(trace: Trace | str | Path, *, steps: tuple[int, int] | None = None) 
         issuing_ms=_issuing_ms(prepared, kept),
         transfer_waits=tuple(waits_for_transfers(prepared, steady)) if prepared.has_compute else (),
         delayed_transfers=delayed,
+        pipeline_waits=tuple(pipeline_waits(prepared, steady)),
         network=network,
         bound=limit,
         startup=start,

@@ -81,7 +81,7 @@ def in_turn(facts: Facts) -> Finding | None:
         return None
     # Without the delays a step is shorter by the sum of what the late ranks cost; with the same work spread evenly, by
     # the mean wait. Short waits at many messages count as latency.
-    waits = facts.series("wait")
+    waits = [wait - own for wait, own in zip_longest(facts.series("wait"), facts.pipeline_waits, fillvalue=0.0)]
     wait_ms = mean_or_zero(waits)
     left = 1 - _joining(facts) / wait_ms if wait_ms else 0.0
     turns = zip(waits, *(late.gains for late in facts.late), strict=True)
@@ -95,6 +95,19 @@ def in_turn(facts: Facts) -> Finding | None:
         " shorter.",
         gain,
         two_standard_errors(series),
+    )
+
+
+@cause
+def pipeline_bubble(facts: Facts) -> Finding | None:
+    """Stages of a pipeline wait for one another's messages."""
+    gain = mean_or_zero(facts.pipeline_waits)
+    return Finding(
+        "pipeline-bubble",
+        f"Ranks wait {gain:.1f} ms per step ({facts.share(gain)}) for messages of other ranks that still compute, as"
+        " the stages of a pipeline do: use more micro-batches, a schedule with a smaller bubble, or a better balance.",
+        gain,
+        two_standard_errors(facts.pipeline_waits),
     )
 
 

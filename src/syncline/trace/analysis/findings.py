@@ -85,6 +85,8 @@ class Facts:
     """Ms of each step, the mean over ranks, of waits because a transfer ended later on the rank that is waited for."""
     delayed_transfers: tuple[float, ...] = ()
     """Ms of each step, the mean over ranks, of transfers that are visible only because a rank joined late."""
+    pipeline_waits: tuple[float, ...] = ()
+    """Ms of each step, the mean over ranks, of visible waits for messages from one rank to another."""
     straggler: LateRanks | None = None
     """The ranks that most waits are for, one or several together."""
     gpu: GpuUse | None = None

@@ -13,7 +13,7 @@ from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import BLOCKED_PHASES
 from syncline.trace.merge.exchanges import Exchange, Member
-from syncline.trace.span import PHASES, rank_list
+from syncline.trace.span import PHASES, POINT_TO_POINT, rank_list
 
 SHARE = 0.65
 """A straggler has at least this share of all waits; with less, ranks wait for one another in turn."""
@@ -145,6 +145,8 @@ def _blamed(trace: Prepared, kept: set[int]) -> tuple[_Waits, _Waits]:
     visible: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     hidden: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     for exchange in trace.exchanges:
+        if exchange.name == POINT_TO_POINT:
+            continue  # stages of a pipeline wait for one another even if none is late: see `pipeline_waits`
         step = _counts_in(exchange.step, trace, kept)
         waiting = [(member, late) for member in exchange.members if (late := exchange.late_rank(member)) is not None]
         if not waiting:
@@ -212,7 +214,7 @@ def waits_for_transfers(trace: Prepared, steps: Sequence[int]) -> list[float]:
     for exchange in trace.exchanges:
         step = _counts_in(exchange.step, trace, kept)
         visible = [(member, trace.exposed_ns(member.wait)) for member in exchange.members]
-        if step is None or not any(exposed for _, exposed in visible):
+        if step is None or exchange.name == POINT_TO_POINT or not any(exposed for _, exposed in visible):
             continue
         joined, since = exchange.joined, meetings.before(exchange)
 
@@ -223,6 +225,15 @@ def waits_for_transfers(trace: Prepared, steps: Sequence[int]) -> list[float]:
             late = exchange.late_rank(member) if exposed else None
             if late is not None:
                 found[step] += min(exposed, max(0, transferring(late) - transferring(member.rank)))
+    return [ns / 1e6 / len(trace.ranks) for ns in found.values()]
+
+
+def pipeline_waits(trace: Prepared, steps: Sequence[int]) -> list[float]:
+    """Ms of each step, the mean over ranks, of visible waits for a message that one rank sends to another."""
+    found = dict.fromkeys(steps, 0.0)
+    for exchange in trace.exchanges:
+        if exchange.name == POINT_TO_POINT and exchange.step in found:
+            found[exchange.step] += sum(trace.exposed_ns(member.wait) for member in exchange.members)
     return [ns / 1e6 / len(trace.ranks) for ns in found.values()]
 
 
@@ -292,7 +303,7 @@ def _groups(trace: Prepared, order: Sequence[int], hosts: Mapping[int, str]) -> 
     for host in dict.fromkeys(hosts.values()):
         found[tuple(sorted(rank for rank, name in hosts.items() if name == host))] = f"host {host}"
     for exchange in trace.exchanges:
-        if exchange.group:
+        if exchange.group and exchange.name != POINT_TO_POINT:
             found.setdefault(tuple(sorted(exchange.joined)), f"process group {exchange.group}")
     for count in range(2, len(order) + 1):
         found.setdefault(tuple(sorted(order[:count])), "")

@@ -9,9 +9,10 @@ from typing import Any
 from syncline.trace.formats.collective_names import elements, item_size
 from syncline.trace.formats.profiler_rows import Interval, Rows
 from syncline.trace.formats.trace_file import fields, text, whole
-from syncline.trace.span import group_label
+from syncline.trace.span import POINT_TO_POINT, group_label
 
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
+_PEERS = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})", re.ASCII)
 _NESTED = 8  # calls of one message inside one another, at most
 
 
@@ -40,6 +41,21 @@ def message_group(event: dict[str, Any], *, world: int) -> tuple[str, int]:
     return "" if everybody else group_label(text(name), ranks), whole(args.get("Seq"))
 
 
+def message_peers(event: dict[str, Any], name: str, *, rank: int) -> str:
+    """Sender and receiver of a point-to-point message, such as `0->1`; empty where the event does not say.
+
+    `rank`: that of the trace. Events have the other one, and the names of NCCL's ranges have both.
+    """
+    args = fields(event)
+    sender, receiver = whole(args.get("Src Rank"), rank), whole(args.get("Dst Rank"), rank)
+    if sender != receiver and min(sender, receiver) >= 0:
+        return f"{sender}->{receiver}"
+    if found := _PEERS.search(name):
+        first, second = int(found[2]), int(found[3])
+        return f"{first}->{second}" if found[1] == "send" else f"{second}->{first}"
+    return ""
+
+
 def _ranks(listed: object) -> list[int]:
     """The ranks of a group, from a text such as `[0, 1]`; what a long list leaves out (`...`) is missing."""
     return [int(number) for number in _NUMBER.findall(listed[:20_000])] if isinstance(listed, str) else []
@@ -57,8 +73,11 @@ def with_calls(rows: Rows, collectives: Sequence[Interval]) -> list[Interval]:
         launch = rows.launches.get(each.correlation)
         around = [] if launch is None else _around(calls.get(launch.thread, []), launch.start)
         size = each.bytes or next((call.bytes for call in around if call.bytes), in_order.get(number, 0))
-        named = next((call for call in (each, *around) if call.group or call.sequence >= 0), each)
-        result.append(each._replace(bytes=size, group=named.group, sequence=named.sequence))
+        known = [call for call in (each, *around) if call.group or call.sequence >= 0]
+        # Both sides of a message have the same group, with its sender and receiver.
+        named = next((call for call in known if call.kind == POINT_TO_POINT), known[0] if known else each)
+        kind = POINT_TO_POINT if named.kind == POINT_TO_POINT else each.kind
+        result.append(each._replace(kind=kind, bytes=size, group=named.group, sequence=named.sequence))
     return result
 
 

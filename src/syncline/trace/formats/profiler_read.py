@@ -6,11 +6,12 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.trace.formats.collective_names import collective
-from syncline.trace.formats.profiler_messages import message_bytes, message_group
+from syncline.trace.formats.profiler_messages import message_bytes, message_group, message_peers
 from syncline.trace.formats.profiler_rows import Interval, Launch, Rows, Thread
 from syncline.trace.formats.profiler_spans import spans_of
 from syncline.trace.formats.repeated_steps import OPTIMIZER_STEP
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
+from syncline.trace.span import POINT_TO_POINT
 from syncline.wording import plural
 
 KIND = "torch.profiler"
@@ -184,6 +185,11 @@ class _Reader:
     def _collective(self, event: dict[str, Any], name: str, start: int, end: int) -> Interval:
         title = collective(text(fields(event).get("Collective name")) or name)
         group, sequence = message_group(event, world=_world(self.file))
+        if title in ("send", "recv", "send-recv"):
+            rank = whole(_distributed_info(self.file).get("rank"))
+            if peers := message_peers(event, name, rank=rank):
+                # Each rank numbers its own messages, so the numbers of both sides differ.
+                title, group, sequence = POINT_TO_POINT, f"{group}, {peers}" if group else peers, -1
         return Interval(start, end, title, bytes=message_bytes(event), group=group, sequence=sequence)
 
     def _device(self, event: dict[str, Any], category: str, name: str, start: int, end: int) -> None:
