@@ -43,6 +43,14 @@ def test_codecs_have_a_line_each_and_one_legend(visit: Any) -> None:
     assert "16.8 MB" in page.locator("#chart-encode").inner_text()
 
 
+def test_small_shares_on_an_axis_are_not_written_as_zero(visit: Any) -> None:
+    made = result("codecs-cpu.json")
+    made["rows"][0]["encode_of_copy"] = 2e-5
+    ticks = visit(codecs_table.page(made)).locator("#chart-encode text").all_text_contents()
+    assert "0.01%" in ticks
+    assert "0%" not in ticks
+
+
 def test_every_codec_has_its_loss_beside_the_dense_one(visit: Any) -> None:
     made = result("quality.json")
     page = visit(quality_table.page(made))

@@ -61,6 +61,9 @@ def shade(page: Any, number: int, *, corner: bool = False) -> float:
 
 def opened(page: Any, number: int = 0) -> Any:
     """The panel of a run, when it is painted."""
+    tabs = page.locator("[role=tab]")
+    if tabs.count() > 1:
+        tabs.nth(number).click()
     until(page, f"document.querySelector('#run-{number} .timeline .stage').dataset.painted")
     return page.locator(f"#run-{number}")
 

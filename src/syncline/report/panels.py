@@ -194,7 +194,7 @@ def _bars(analysis: Mapping[str, Any], predicted: float | None) -> list[dict[str
     found = [("measured", step, "mean step")]
     if predicted:
         off = step / predicted - 1
-        found.append(("predicted", predicted, f"{percent(abs(off))} {'more' if off > 0 else 'less'} was measured"))
+        found.append(("predicted", predicted, f"measured: {percent(abs(off))} {'more' if off > 0 else 'less'}"))
     if best:
         parts = [f"{name} {duration(ms)}" for name, ms in (("compute", compute), ("wire", wire)) if ms is not None]
         found.append(("bound", best, f"the longer of {' and '.join(parts)}" if len(parts) > 1 else " ".join(parts)))

@@ -36,7 +36,7 @@ const Syncline = (() => {
   const text = {
     significant,
     duration: (ms) => (Math.abs(ms) >= 10000 ? `${significant(ms / 1000)} s` : `${significant(ms)} ms`),
-    percent: (share) => (share * 100 >= 9.95 || share === 0 ? `${(share * 100).toFixed(0)}%` : `${Number((share * 100).toFixed(1))}%`),
+    percent: (share) => (share * 100 >= 9.95 || share === 0 ? `${(share * 100).toFixed(0)}%` : `${share > 0 && share < 0.0005 ? significant(share * 100) : Number((share * 100).toFixed(1))}%`),
     times: (ratio) => `${ratio.toFixed(2)}x`,
     size: (bytes) => scaled(bytes, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]),
     // Nanoseconds; seconds from ten on.
