@@ -30,6 +30,7 @@ def test_switched_off():
     assert run(SYNCLINE_NATIVE="0") == "False switched off by SYNCLINE_NATIVE=0\n"
 
 
+@pytest.mark.full
 def test_without_a_compiler(tmp_path):
     assert "no C compiler found" in run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
 

@@ -193,8 +193,8 @@ def check_survivors(told: list[Any], codes: list[int], text: str, *, within: flo
 @pytest.mark.parametrize(
     ("spec", "caught"),
     [
-        *((None, True), ("powersgd(rank=2)", False), (REDUCER, False)),
-        pytest.param("powersgd(rank=2)", True, marks=pytest.mark.full),
+        *((None, True), (REDUCER, False)),
+        *(pytest.param("powersgd(rank=2)", caught, marks=pytest.mark.full) for caught in (False, True)),
         ("int8 over hierarchical(node=2)", True),  # rank 2, on another node, never talks to the killed one
         ("int8 over server(servers=2)", True),  # the killed rank is one of the servers
         ("int8 over server(dedicated=true)", True),  # rank 2 serves and has no loop of its own
@@ -208,7 +208,7 @@ def test_a_killed_rank_is_named_by_all_others(spec: str | None, caught: bool) ->
     check_survivors(told, codes, "is dead: last heartbeat", within=TIMEOUT + GRACE)
 
 
-@pytest.mark.parametrize("spec", ["powersgd(rank=2)", REDUCER])
+@pytest.mark.parametrize("spec", [pytest.param("powersgd(rank=2)", marks=pytest.mark.full), REDUCER])
 def test_a_stopped_rank_is_named_by_all_others(spec: str) -> None:
     told, (letter, codes) = lose(spec, "stop", 3)
     assert letter == "T", "the fault fired"
@@ -223,7 +223,7 @@ def test_a_stuck_rank_is_named_by_all_others() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "caught"),
-    [(None, True), pytest.param(None, False, marks=pytest.mark.full), (REDUCER, True), (REDUCER, False)],
+    [(None, True), (REDUCER, True), *(pytest.param(spec, False, marks=pytest.mark.full) for spec in (None, REDUCER))],
 )
 def test_an_error_in_a_rank_reaches_all_others(spec: str | None, caught: bool) -> None:
     told, (_, codes) = lose(spec, "raise", 3, caught=caught)

@@ -104,6 +104,7 @@ def test_some_classes_are_the_same_images_with_labels_from_0() -> None:
         choose(stored, range(2, 4), most=9)
 
 
+@pytest.mark.full
 def test_shapes_are_learnable() -> None:
     workload = build("vgg11(width=0.125)", seed=0)
     phase = workload.phases[0]
