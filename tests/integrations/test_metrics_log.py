@@ -121,8 +121,17 @@ def test_rows_in_tensorboard_and_in_an_object_with_log(tmp_path):
     assert events.Scalars("syncline/compression_ratio")[0].value == 2.0
 
 
-def _alone():
-    return SimpleNamespace(rank=0, metrics=lambda: {"step": 1.0})
+def _alone(step=1.0):
+    return SimpleNamespace(rank=0, metrics=lambda: {"step": step})
+
+
+@pytest.mark.parametrize(("step", "written"), [(105.0, 105), (0.0, 2)])
+def test_rows_go_on_at_the_step_of_a_loaded_checkpoint(step, written):
+    run = Run()
+    log = MetricsLog(_alone(step), run, every=2)
+    log(loss=1.0)
+    log(loss=2.0)
+    assert run.rows == [(written, {"loss": 2.0})]
 
 
 @pytest.mark.parametrize(("to", "every", "said"), [(3, 1, "cannot log to a int"), (Run(), 0, "every is 0")])

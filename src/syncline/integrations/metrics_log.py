@@ -39,12 +39,15 @@ class MetricsLog:
         self._calls += 1
         if self._to is None or self._calls % self._every:
             return None
-        row = {f"{PREFIX}{name}": value for name, value in self._sync.metrics().items() if name != "step"} | more
+        metrics = self._sync.metrics()
+        # The engine's step goes on after a checkpoint was loaded; one rank alone counts none.
+        step = int(metrics.pop("step")) or self._calls
+        row = {f"{PREFIX}{name}": value for name, value in metrics.items()} | more
         if hasattr(self._to, "add_scalar"):
             for name, value in row.items():
-                self._to.add_scalar(name, value, self._calls)
+                self._to.add_scalar(name, value, step)
         else:
-            self._to.log(row, step=self._calls)
+            self._to.log(row, step=step)
         return row
 
     def close(self) -> None:
