@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -12,12 +13,14 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ranks import run_ranks, run_until_killed
 from syncline.errors import UsageError
 from syncline.integrations.lightning import SynclineFabricStrategy, SynclineStrategy
+from syncline.integrations.rank_files import save_rank_state
 
 STEPS = 20
 
@@ -116,6 +119,18 @@ def test_lightning_with_the_engine_equals_its_ddp_and_resumes_after_a_kill(tmp_p
 def test_hooks_of_ddp_are_refused(strategy: Any) -> None:
     with pytest.raises(UsageError, match="ddp_comm_hook is for torch's DDP: leave it out"):
         strategy(ddp_comm_hook=len)
+
+
+@pytest.mark.parametrize("function", [TrainerFn.FITTING, TrainerFn.TESTING])
+def test_a_checkpoint_that_is_only_tested_leaves_no_codec_state_for_the_next_fit(
+    tmp_path: Path, function: TrainerFn
+) -> None:
+    strategy: Any = SynclineStrategy(compress="topk(0.1)")
+    strategy._lightning_module = SimpleNamespace(trainer=SimpleNamespace(state=SimpleNamespace(fn=function)))
+    torch.save({}, tmp_path / "kept.ckpt")
+    save_rank_state({"w.error": torch.ones(1)}, tmp_path / "kept.ckpt.syncline", rank=0, world=1)
+    strategy.load_checkpoint(tmp_path / "kept.ckpt")
+    assert (strategy._loaded is None) == (function == TrainerFn.TESTING)
 
 
 def new_fabric(strategy: Any) -> L.Fabric:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from syncline.engine.sync import Sync
@@ -100,8 +101,11 @@ class SynclineStrategy(_WithEngine, DDPStrategy):
             self._save_codec_state(state, filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load the checkpoint, and this rank's codec state."""
+        """Load the checkpoint and, if training goes on from it, this rank's codec state."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        module = self.lightning_module
+        if module is None or module.trainer.state.fn != TrainerFn.FITTING:
+            return checkpoint
         state = self._load_codec_state(checkpoint_path)
         if isinstance(self.model, DistributedDataParallel):
             if state is not None:
