@@ -51,10 +51,12 @@ class Net(nn.Module):
             nn.Linear(29, 5),
         )
         self.unused = nn.Linear(29, 29) if kind == "unused" else None
-        self.kind = kind
+        self.kind, self.uses_all = kind, False
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
+        if self.unused is not None and self.uses_all:
+            h = self.unused(h)
         for block in self.blocks:
             h = checkpoint(block, h, use_reentrant=False) if self.kind == "checkpointing" else block(h)
         if self.kind == "twice":
@@ -301,10 +303,12 @@ def test_bad_uses_get_a_sentence_with_the_fix() -> None:
 def frozen_state(rank: int, world: int, folder: str) -> tuple[Any, ...]:
     """What is sent while parameters are frozen, and whether their residuals survive that and a checkpoint."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-    model = sharded("plain", mesh["shard"])
+    model = sharded("unused", mesh["shard"])
     sync = fsdp.attach(model, replicate=mesh["replicate"], compress="topk(0.05)")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.uses_all = True
     run(model, optimizer, "plain", range(2))
+    model.uses_all = False
     before = sync.state_dict()
     with counted() as launched:
         run(model, optimizer, "frozen", range(3, 5))
@@ -312,8 +316,9 @@ def frozen_state(rank: int, world: int, folder: str) -> tuple[Any, ...]:
     dcp.save({"codec": sync.state_dict()}, checkpoint_id=folder)
     sync.load(folder, prefix="codec")
     after = sync.state_dict()
-    frozen = [name for name in before if name.startswith(("blocks.1.", "head.bias"))]
-    same = bool(frozen) and all(torch.equal(before[n].full_tensor(), after[n].full_tensor()) for n in frozen)
+    frozen = [name for name in before if name.startswith(("blocks.1.", "head.bias", "unused."))]
+    assert len(frozen) == 4 + 1 + 2
+    same = all(torch.equal(before[n].full_tensor(), after[n].full_tensor()) for n in frozen)
     with pytest.raises(UsageError) as twice:
         fsdp.attach(model, replicate=mesh["replicate"])
     model.set_gradient_divide_factor(2.0)
@@ -322,12 +327,12 @@ def frozen_state(rank: int, world: int, folder: str) -> tuple[Any, ...]:
     return root.parameters, launched, same, str(twice.value), str(divided.value)
 
 
-def test_frozen_parameters_are_not_sent_and_keep_their_residuals(tmp_path: Path) -> None:
+def test_frozen_and_unused_parameters_are_not_sent_and_keep_their_residuals(tmp_path: Path) -> None:
     root, launched, same, twice, divided = run_ranks(frozen_state, 2, str(tmp_path / "kept"))[0]
-    assert "head.bias" not in root
+    assert not {"head.bias", "unused.weight"} & set(root)
     assert "head.weight" in root
     assert "blocks.1" not in launched
-    assert same, "residuals of frozen parameters"
+    assert same, "residuals of frozen and unused parameters"
     assert "attached already" in twice
     assert "set_gradient_divide_factor(2)" in divided
 

@@ -23,14 +23,15 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 class ShardUnit:
-    """Averages the gradients of one FSDP2 module; frozen parameters are not sent."""
+    """Averages the gradients of one FSDP2 module; frozen and unused parameters are not sent."""
 
     def __init__(
         self, name: str, module: nn.Module, parameters: Mapping[str, nn.Parameter], exchange: BucketExchange
     ) -> None:
         self.module, self.parameters = module, dict(parameters)
         self._name, self._exchange = name, exchange
-        self._frozen_states: States = {}
+        self._other_states: States = {}
+        """Codec state of parameters that were not in the last exchange: frozen or unused ones."""
         self.fired: set[int] = set()
         """The parameters that have a new gradient in this pass, by `id`."""
         self.forwards = 0
@@ -48,19 +49,16 @@ class ShardUnit:
         return len(self.fired) == len(self._trained())
 
     def launch(self) -> None:
-        """Send the gradients; a parameter without one sends zeros and keeps `grad` None."""
-        trained = self._trained()
-        if [slot.name for slot in self.run.slots] != list(trained):
+        """Send the gradients. A parameter without one keeps its residual; all replicas must use the same ones."""
+        used = {name: p for name, p in self._trained().items() if p.grad is not None}
+        if [slot.name for slot in self.run.slots] != list(used):
             states = self.states()
-            self._build(trained)
+            self._build(used)
             self.load(states)
         self.run.begin()
-        grads = [None if p.grad is None else local_shard(p.grad) for p in trained.values()]
-        self.run.grads = [
-            torch.zeros_like(local_shard(p)) if g is None else g for p, g in zip(trained.values(), grads, strict=True)
-        ]
-        self.run.targets = list(grads)
-        self.run.takes_memory = [False] * len(grads)
+        self.run.grads = [local_shard(p.grad) for p in used.values() if p.grad is not None]
+        self.run.targets = list(self.run.grads)
+        self.run.takes_memory = [False] * len(used)
         self._exchange.launch(self.run)
 
     def wait(self) -> None:
@@ -75,12 +73,12 @@ class ShardUnit:
     def states(self) -> States:
         """The codec state of all parameters."""
         shapes = {slot.name: slot.shape for slot in self.run.slots}
-        return self._frozen_states | gather_states([self.run], shapes)
+        return self._other_states | gather_states([self.run], shapes)
 
     def load(self, states: States) -> None:
         """Continue with this codec state."""
-        trained = {slot.name for slot in self.run.slots}
-        self._frozen_states = {n: state for n, state in states.items() if n in self.parameters and n not in trained}
+        sent = {slot.name for slot in self.run.slots}
+        self._other_states = {n: state for n, state in states.items() if n in self.parameters and n not in sent}
         for launch in self.run.launches:
             for batch in launch.batches:
                 batch.load(states)
@@ -88,12 +86,12 @@ class ShardUnit:
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
-    def _build(self, trained: Mapping[str, nn.Parameter]) -> None:
+    def _build(self, sent: Mapping[str, nn.Parameter]) -> None:
         slots = [
             Slot(path, local_shard(p), number, local_shard(p))  # type: ignore[arg-type]
-            for number, (path, p) in enumerate(trained.items())
+            for number, (path, p) in enumerate(sent.items())
         ]
-        row = Unit(self._name, tuple(trained), self._exchange.codec.text, self._exchange.pattern)
+        row = Unit(self._name, tuple(sent), self._exchange.codec.text, self._exchange.pattern)
         self.run = UnitRun(row, slots, self._exchange.links)
         for launch in self.run.launches:
             self._exchange.open(launch.rounds)
