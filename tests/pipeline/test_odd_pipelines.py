@@ -85,7 +85,8 @@ def _batch_norm(rank, world):
     train(piped(pipe), optimizer, data, ranges([8], 2))
     before = checksum([b for b in blocks.model.buffers() if b.numel()])
     cost = pipe.reshape_s
-    pipe.reshape(stages=2, costs=[5, 1, 1, 1, 1, 1, 1])
+    set_frozen(blocks, 3)
+    pipe.reshape(stages=2)
     assert pipe.reshape_s == cost, "balancing stages says nothing about the cost of another shape"
     pipe.reshape(stages=1)
     pipe.close()

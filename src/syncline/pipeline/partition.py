@@ -77,11 +77,11 @@ def largest(sizes: Sequence[float], stages: Stages) -> float:
     return max(sum(sizes[at] for at in stage) for stage in stages)
 
 
-def stages_that_fit(sizes: Sequence[float], *, stages: int, limit: float, least: int = 1, rule: Rule = greedy) -> int:
+def stages_that_fit(sizes: Sequence[float], *, stages: int, limit: float, rule: Rule = greedy) -> int:
     """Halve the number of stages while the largest one stays within `limit`; `sizes` are of training sublayers.
 
     PipeTransformer's rule, whose limit is the largest stage at the start of the run.
     """
-    while stages % 2 == 0 and stages // 2 >= least and largest(sizes, rule(sizes, stages // 2)) <= limit:
+    while stages % 2 == 0 and largest(sizes, rule(sizes, stages // 2)) <= limit:
         stages //= 2
     return stages

@@ -21,10 +21,11 @@ from syncline.errors import PeerError, UsageError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.checkpoint import random_state, read_checkpoint, set_random_state, write_checkpoint
 from syncline.pipeline.gradients import ReplicaGradients
-from syncline.pipeline.layout import Layout, frozen_sublayers, holders, lay_out, parameter_counts, tensors_of
+from syncline.pipeline.layout import Layout, frozen_sublayers, holders, tensors_of
+from syncline.pipeline.layout_choice import LayoutChoice
 from syncline.pipeline.mesh import Mesh, Shape, share
-from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
-from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
+from syncline.pipeline.predict import SublayerTime
+from syncline.pipeline.reshape import Offer
 from syncline.pipeline.schedule import check_micro_batches
 from syncline.pipeline.stage import Prefix
 from syncline.pipeline.stage_runner import StageRunner
@@ -61,7 +62,6 @@ class Pipeline:
         micro_batches: int | None = None,
         schedule: str = "1f1b",
         prefix: Prefix | None = None,
-        costs: Sequence[float] | None = None,
         times: Sequence[SublayerTime] | None = None,
         network: Network | None = None,
         timeout: float | None = None,
@@ -78,9 +78,8 @@ class Pipeline:
                 first step where `times` are known, else twice the stages. See `confirm_micro_batches`.
             schedule: `gpipe`, `1f1b`, `looped`, `interleaved`, `zero-bubble` or `zbv`.
             prefix: Supplies the activations behind the frozen sublayers of the first stage (a cache).
-            costs: Cost of each sublayer. None: by `times`, or by parameters without them.
             times: Measured times of the sublayers (`measure_sublayers`, before the model is cut); stages and reshapes
-                are then chosen by them.
+                are then chosen by them. None: by the sublayers' parameters.
             network: Latency and bandwidth between the ranks, for predictions.
             timeout: Seconds after which a silent peer is an error. None: the process group's.
             recorder: Receives spans. None: the process's recorder.
@@ -96,17 +95,14 @@ class Pipeline:
         self.device = next(blocks.model.parameters()).device
         self.recorder = recorder or process_recorder(self.device, engine=False)
         self._timeout = timeout_of(world, timeout)
-        self._options, self._prefix, self._costs, self._times = exchange, prefix, costs, times
-        self._network = network or Network(latency=1e-4, bytes_per_s=1e9)
+        self._options, self._prefix = exchange, prefix
         self._asked_micro_batches, self._chosen_micro_batches = micro_batches, 0
         self._shapes = {name: tensor.shape for name, tensor in tensors_of(blocks).items()}
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        shape = self._start = Shape.of(self._world, stages)
-        self._sizes, self._parameters = parameter_counts(blocks), list(blocks.model.parameters())
+        shape = Shape.of(self._world, stages)
+        self._parameters = list(blocks.model.parameters())
         self._training: list[bool] = []
         """Which parameters trained in the last step."""
-        self._limit = largest_stage(self._sizes, stages)
-        self._samples = 0
         self._check(shape)
         self._peers = Peers(
             default_store(),
@@ -124,8 +120,10 @@ class Pipeline:
                 Groups(world, self._timeout).broadcast(list(tensors_of(blocks).values()), group=world)
             known = [times]
             dist.broadcast_object_list(known, src=0)  # every rank measured its own, and all must decide alike
-            self._times = known[0]
-            self._layout = self._lay_out(shape)
+            self._choice = LayoutChoice(
+                blocks, shape, schedule=schedule, times=known[0], network=network, cached=prefix is not None
+            )
+            self._layout = self._choice.lay_out(shape)
             self._mesh = Mesh(shape, timeout=self._timeout)
             drop_others(blocks, optimizer, self._holders_here())
             self._gradients = self._replica_gradients()
@@ -173,15 +171,15 @@ class Pipeline:
         """Forward, backward and exchange of one step; returns the mean loss of the global batch on every rank.
 
         All ranks of a replica give the same `batch`, the replica's share. `total` is the size of the global batch
-        (default: this share times the replicas). `ids` and `view` are the numbers of the samples and of their
-        augmentation, for a cache.
+        (default: this share times the replicas; give it where shares differ). `ids` and `view` are the numbers of the
+        samples and of their augmentation, for a cache.
         """
         self._follow_freeze()
         if not any(self._training):
             raise UsageError("every parameter of the model is frozen: there is nothing to train")
         total = len(batch[0]) * self.shape.replicas if total is None else total
-        if total > self._samples:
-            self._samples = total
+        if total > self._choice.samples:
+            self._choice.samples = total
             self._choose_micro_batches()
         with self._communicating(f"step {self.steps}: training"):
             loss = self._runner.train(batch, self.micro_batches, total=total, ids=ids, view=view)
@@ -219,13 +217,6 @@ class Pipeline:
 
     # -- stages
 
-    def _lay_out(self, shape: Shape) -> Layout:
-        frozen, costs = frozen_sublayers(self.blocks), self._costs
-        if costs is None and self._times is not None:
-            costs = costs_of(self._times, frozen=frozen, rows=max(1.0, self._samples / self._world))
-        cached = self._prefix is not None
-        return lay_out(shape, self._sizes, schedule=self.schedule, frozen=frozen, costs=costs, together=cached)
-
     def _check(self, shape: Shape) -> None:
         if shape.stages > 1:
             check_micro_batches(self.schedule, self._micro_batches_in(shape), ranks=shape.stages)
@@ -254,25 +245,11 @@ class Pipeline:
         self._runner.forget_schedule()  # the two refer to each other, which would keep their memory for a while
         self._runner = self._make_runner()
 
-    def _simulated(self, layout: Layout) -> list[tuple[float, int]]:
-        """(seconds, micro-batches) of simulated steps in a layout, the best first; by sizes without measured times."""
-        times = self._times or [SublayerTime(Time(0.0, c), Time(0.0, 2.0 * c), 4 * c) for c in self._sizes]
-        network = self._network if self._times else Network(latency=0.0, bytes_per_s=1e30)
-        samples = max(self._samples, self._world)
-        return best_micro_batches(
-            times,
-            layout,
-            frozen=frozen_sublayers(self.blocks),
-            samples=samples,
-            network=network,
-            cached=self._prefix is not None,
-        )
-
     def _choose_micro_batches(self) -> None:
         """Take the number with the shortest simulated step, where sublayers were measured."""
-        if self._times is None or self._asked_micro_batches or self.shape.stages == 1:
+        if not self._choice.measured or self._asked_micro_batches or self.shape.stages == 1:
             return
-        best = self._simulated(self._layout)
+        best = self._choice.predicted(self._layout)
         if best and best[0][1] != self.micro_batches:
             self._chosen_micro_batches = best[0][1]
             self._runner.forget_schedule()
@@ -312,7 +289,6 @@ class Pipeline:
         self,
         *,
         stages: int,
-        costs: Sequence[float] | None = None,
         checkpoint: str | Path | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
@@ -321,14 +297,13 @@ class Pipeline:
         Call it on every rank between two steps. Parameters, buffers, optimizer and codec state move to the ranks that
         need them; optimizer, learning rate, random state and the global batch stay. Old process groups are destroyed.
         With the same number, the stages are balanced again; where they are balanced already, nothing happens.
-        `costs` are newly measured costs of the sublayers. `checkpoint`: a file that is written before anything moves,
-        with `extra` (`save`); if a rank is lost, the error names the rank and this file.
+        `checkpoint`: a file that is written before anything moves, with `extra` (`save`); if a rank is lost, the error
+        names the rank and this file.
         """
         shape = Shape.of(self._world, stages)
-        self._costs = self._costs if costs is None else costs
-        old, layout = self._layout, self._lay_out(shape)
+        old, layout = self._layout, self._choice.lay_out(shape)
         self._check(shape)
-        self._limit = max(self._limit, largest_stage(self._sizes, stages, frozen=frozen_sublayers(self.blocks)))
+        self._choice.allow(stages)
         change = f"{old.shape} -> {shape}"
         started = time.perf_counter()
         doing = f"step {self.steps}: reshape {change}"
@@ -363,11 +338,10 @@ class Pipeline:
         or without measured times by an even division of the work. The cost is that of the last
         change of shape (`reshape_s`). All ranks get rank 0's answer.
         """
-        frozen = frozen_sublayers(self.blocks)
-        shape = smallest_shape(self._sizes, self._start, frozen=frozen, limit=self._limit)
+        shape = self._choice.smallest()
         if shape == self.shape:
             return None
-        now, new = (self._simulated(layout)[0][0] for layout in (self._layout, self._lay_out(shape)))
+        now, new = (self._choice.predicted(layout)[0][0] for layout in (self._layout, self._choice.lay_out(shape)))
         decided = torch.tensor([step_s, step_s * new / now, self.reshape_s], dtype=torch.float64, device=self._words)
         with self._communicating(f"step {self.steps}: decision to reshape"):
             dist.broadcast(decided, src=0)
@@ -398,11 +372,11 @@ class Pipeline:
         reshapes choose again.
         """
         total = len(batch[0]) * self.shape.replicas if total is None else total
-        self._samples = max(self._samples, total)
+        self._choice.samples = max(self._choice.samples, total)
         seconds: dict[int, float] = {}
         clock = DeviceClock(self.device)
         devices = [self.device] if self.device.type == "cuda" else []
-        for _, number in self._simulated(self._layout)[: most if self.shape.stages > 1 else 0]:
+        for _, number in self._choice.predicted(self._layout)[: most if self.shape.stages > 1 else 0]:
             self._asked_micro_batches = number
             self._runner.forget_schedule()
             with torch.random.fork_rng(devices=devices):

@@ -95,9 +95,11 @@ class StageModule(nn.Module):
         training = [module for module in self._fixed if module.training]
         for module in training:
             module.training = False
-        yield
-        for module in training:
-            module.training = True
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
     @staticmethod
     def _contiguous(out: Any) -> Any:

@@ -1,0 +1,67 @@
+"""`LayoutChoice`: the stages of a model in a shape, their predicted steps, and the smallest shape that fits."""
+
+from collections.abc import Sequence
+
+from syncline.pipeline.blocks import Blocks
+from syncline.pipeline.layout import Layout, frozen_sublayers, lay_out, parameter_counts
+from syncline.pipeline.mesh import Shape
+from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
+from syncline.pipeline.reshape import largest_stage, smallest_shape
+from syncline.sim import Network
+
+
+class LayoutChoice:
+    """Chooses by measured times of the sublayers, or by their parameters without them; alike on all ranks."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        start: Shape,
+        *,
+        schedule: str,
+        times: Sequence[SublayerTime] | None,
+        network: Network | None,
+        cached: bool,
+    ) -> None:
+        """Make it while this rank holds the whole model. `cached`: the frozen sublayers of the first stage are read."""
+        self._blocks, self._start, self._schedule, self._cached = blocks, start, schedule, cached
+        self._times = times
+        self._network = network or Network(latency=1e-4, bytes_per_s=1e9)
+        self._sizes = parameter_counts(blocks)
+        self._limit = largest_stage(self._sizes, start.stages)
+        self._world = start.stages * start.replicas
+        self.samples = 0
+        """The largest global batch so far."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether predictions are of seconds, not of sizes alone."""
+        return self._times is not None
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Balanced stages, with the sublayers that are frozen now."""
+        frozen, costs = frozen_sublayers(self._blocks), None
+        if self._times is not None:
+            costs = costs_of(self._times, frozen=frozen, rows=max(1.0, self.samples / self._world))
+        return lay_out(shape, self._sizes, schedule=self._schedule, frozen=frozen, costs=costs, together=self._cached)
+
+    def predicted(self, layout: Layout) -> list[tuple[float, int]]:
+        """(seconds, micro-batches) of simulated steps in a layout, the best first; by sizes without measured times."""
+        times = self._times or [SublayerTime(Time(0.0, c), Time(0.0, 2.0 * c), 4 * c) for c in self._sizes]
+        return best_micro_batches(
+            times,
+            layout,
+            frozen=frozen_sublayers(self._blocks),
+            samples=max(self.samples, self._world),
+            network=self._network if self._times else Network(latency=0.0, bytes_per_s=1e30),
+            cached=self._cached,
+        )
+
+    def smallest(self) -> Shape:
+        """The shape with the fewest stages whose training part a rank can hold, as far as it has held as much."""
+        return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
+
+    def allow(self, stages: int) -> None:
+        """Ranks can hold what trains now in so many stages: the user says so."""
+        held = largest_stage(self._sizes, stages, frozen=frozen_sublayers(self._blocks))
+        self._limit = max(self._limit, held)
