@@ -143,6 +143,19 @@ def test_a_gpu_that_waits_for_launches_is_host_bound(tmp_path):
     assert gpu.idle_ms == pytest.approx(gpu.whole_ms - 0.2, rel=0.01)
 
 
+def test_python_between_the_update_and_the_forward_pass_is_not_called_forward(tmp_path):
+    def each(at):
+        ends = host("Optimizer.step#A.step", at + 985, at + 998)
+        yield ("mm", at + 700, at + 704, at + 980, ends)
+
+    found = analyze(load(kineto(tmp_path / "t.json", small_loop(each))))
+    assert found.verdict.kind == "host-bound"
+    assert (
+        "What the host does meanwhile: Python before the forward pass 0.7 ms. It may load data"
+        in found.verdict.sentence
+    )
+
+
 def test_a_host_that_waits_for_the_gpu_is_sync_bound(tmp_path):
     def each(at):
         for n in range(5):

@@ -13,6 +13,9 @@ HOST_WAIT, KERNEL_WAIT, OTHER_WAIT = "host wait", "kernel wait", "other wait"
 IDLE_KINDS = (HOST_WAIT, KERNEL_WAIT, OTHER_WAIT)
 """All of them."""
 
+BEFORE_FORWARD = "Python before the forward pass"
+"""What the host did where it may have loaded data, but no loader was timed."""
+
 DATA_LOADING = "data loading"
 """What the host did in idle time that counts as the phase `data`."""
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from syncline.stats import mean_or_zero, two_standard_errors
 from syncline.trace.analysis.findings import Facts, Finding
 from syncline.trace.analysis.gpu_use import HostRow
-from syncline.trace.gpu_activity import DATA_LOADING, IDLE_KINDS, KERNEL_WAIT, OTHER_WAIT
+from syncline.trace.gpu_activity import BEFORE_FORWARD, DATA_LOADING, IDLE_KINDS, KERNEL_WAIT, OTHER_WAIT
 from syncline.wording import scaled
 
 _ALSO = 0.25  # of a late rank's excess: a phase with this much is named
@@ -172,11 +172,16 @@ def host_bound(facts: Facts) -> Finding | None:
     gain = mean_or_zero(series)
     named = ", ".join(f"{row.doing} {row.ms:.1f} ms" for row in _not_loading(facts.gpu.gaps)[:3])
     kernels = sum(row.count for row in facts.gpu.kernels)
+    advice = (
+        "Launch fewer and larger kernels (torch.compile, CUDA graphs, larger batches, a fused optimizer), or do less in"
+        " Python."
+    )
+    if facts.gpu.gaps and facts.gpu.gaps[0].doing == BEFORE_FORWARD:
+        advice = "It may load data there without a DataLoader, or write logs: load ahead, or do that less often."
     return Finding(
         "host-bound",
         f"The GPU is idle for {gain:.1f} ms per step ({facts.share(gain)}) because the host launches its"
-        f" {kernels:.0f} kernels too late. What the host does meanwhile: {named}. Launch fewer and larger kernels"
-        " (torch.compile, CUDA graphs, larger batches, a fused optimizer), or do less in Python.",
+        f" {kernels:.0f} kernels too late. What the host does meanwhile: {named}. {advice}",
         gain,
         two_standard_errors(series),
     )

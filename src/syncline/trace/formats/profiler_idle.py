@@ -110,25 +110,28 @@ class _Host:
         python = gap.launched - gap.start - max(calls, sum(ops.values()))
         spent.update(ops)
         name, most = spent.most_common(1)[0] if spent else ("", 0)
-        return name if most >= python else f"Python in {self._place(gap)}"
+        return name if most >= python else f"Python {self._place(gap)}"
 
     def _place(self, gap: _Gap) -> str:
+        """Where in the loop most of a gap was: in or before a pass, or in a range that the user named."""
         ranges = self._ranges.get(gap.thread, [])
         last = bisect_right(ranges, gap.launched, key=lambda one: one.start)
         for one in reversed(ranges[max(0, last - _NESTED) : last]):
             if one.start <= gap.start and one.end >= gap.launched:
-                return f"'{one.kind}'"
+                return f"in '{one.kind}'"
         mine = self._lanes.get(gap.thread, [])
         place = bisect_right(mine, gap.launched, key=lambda one: one.start) - 1
-        inside = place >= 0 and mine[place].end >= gap.start
-        return _PASSES.get(mine[place].kind, "the step") if inside else "the step"
+        if place < 0 or mine[place].end < gap.start or mine[place].kind not in _PASSES:
+            return "in the step"
+        before = 2 * (mine[place].start - gap.start) > gap.launched - gap.start
+        return f"{'before' if before else 'in'} {_PASSES[mine[place].kind]}"
 
     def _named(self, thread: Thread, call: Interval) -> Interval:
         ops = self._ops.get(thread, [])
         place = bisect_right(ops, call.start, key=lambda one: one.start) - 1
         inside = place >= 0 and ops[place].end >= call.end
         if not inside:
-            return call._replace(kind=f"{call.kind} in {self._place(_Gap(call.start, call.end, thread, call.end))}")
+            return call._replace(kind=f"{call.kind} {self._place(_Gap(call.start, call.end, thread, call.end))}")
         around, name = ops[place], f"{ops[place].kind} ({call.kind})"
         # Without the wait, an operator such as aten::item is not needed either; other operators do more than to wait.
         if 2 * (call.end - call.start) < around.end - around.start:
