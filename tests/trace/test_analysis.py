@@ -14,7 +14,8 @@ from syncline.trace import LANES, PHASES, Span, Trace, partition
 from syncline.trace.analysis.analyze import analyze
 from syncline.trace.analysis.network import fit
 from syncline.trace.analysis.startup import first_steady
-from syncline.trace.analysis.timeline import covered, timeline
+from syncline.trace.analysis.timeline import timeline
+from syncline.trace.intervals import covered
 
 ORDER = ("forward", "backward", "update", "data", "between", "encode", "decode", "exchange", "wait")
 NAMES = {"encode": "exposed_encode", "decode": "exposed_encode", "exchange": "exposed_exchange"}

@@ -18,10 +18,10 @@ from syncline.trace.analysis.network import NetworkUse, network_use
 from syncline.trace.analysis.overlap import hidden_by, hidden_share
 from syncline.trace.analysis.startup import StartUp, start_up
 from syncline.trace.analysis.steps import Prepared, prepare, usual_places
-from syncline.trace.analysis.timeline import covered
 from syncline.trace.analysis.units import UnitRow, unit_table
 from syncline.trace.analysis.verdict import verdict
 from syncline.trace.formats.load import load
+from syncline.trace.intervals import covered
 from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import ISSUING, PHASES, STEP, is_copy
 from syncline.wording import plural

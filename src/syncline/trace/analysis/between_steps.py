@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import covered
+from syncline.trace.intervals import covered
 from syncline.trace.span import PHASES
 
 KNOWN = {"checkpoint": "between", "logging": "between", "validation": "forward"}

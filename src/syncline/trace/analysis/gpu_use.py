@@ -12,7 +12,6 @@ from typing import Any
 
 from syncline.trace.analysis.kernels import KernelRow, OperatorRow, is_kernel, kernel_tables
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import covered
 from syncline.trace.gpu_activity import (
     DATA_LOADING,
     HOST_WAIT,
@@ -22,6 +21,7 @@ from syncline.trace.gpu_activity import (
     IdleTime,
     gpu_activities,
 )
+from syncline.trace.intervals import covered
 from syncline.trace.span import Span, is_copy
 
 _TOP = 50  # rows of each table

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from syncline.stats import mean, median, median_or_zero, quantile, weighted_median
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import busy_periods, covered
+from syncline.trace.intervals import busy_periods, covered
 from syncline.trace.merge.exchanges import Exchange, Member
 
 SMALL = 1 << 16

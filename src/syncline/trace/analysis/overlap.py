@@ -1,24 +1,19 @@
 """Overlap: how much of communication and compression is hidden behind compute, or behind data loading."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from syncline.stats import mean_of_known
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.analysis.timeline import covered, timeline
+from syncline.trace.analysis.timeline import timeline
+from syncline.trace.intervals import covered
 from syncline.trace.span import COMPUTE_LANES, Span, is_copy
 
 
-def overlap(
-    spans: Iterable[Span],
-    *,
-    of: str = "exchange",
-    under: Collection[str] = COMPUTE_LANES,
-    within: Sequence[tuple[int, int]] = (),
-) -> float | None:
-    """The share of the time of lane `of` that lies under other lanes, on ONE rank. A GPU's copies hide nothing.
+def overlap(spans: Iterable[Span], *, of: str = "exchange", within: Sequence[tuple[int, int]] = ()) -> float | None:
+    """The share of the time of lane `of` that lies under compute, on ONE rank. A GPU's copies hide nothing.
 
-    None if the lane never runs, or if no lane that could hide it was recorded. `within`: outside these intervals only
+    None if the lane never runs, or if no compute was recorded. `within`: outside these intervals only
     hidden time counts.
 
     >>> step = dict(rank=0, name="", unit="", step=0)
@@ -27,7 +22,7 @@ def overlap(
     """
     spans = list(spans)
     mine = [(span.start, span.end) for span in spans if span.lane == of]
-    hiding = [(span.start, span.end) for span in spans if span.lane in under and not is_copy(span)]
+    hiding = [(span.start, span.end) for span in spans if span.lane in COMPUTE_LANES and not is_copy(span)]
     shown = covered([*mine, *hiding]) - covered(hiding)
     hidden = covered(mine) - shown
     if within:

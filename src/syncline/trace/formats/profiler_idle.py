@@ -17,6 +17,7 @@ from syncline.trace.gpu_activity import (
     GpuActivity,
     IdleTime,
 )
+from syncline.trace.intervals import busy_periods
 
 _KERNEL_GAP = 30_000  # nanoseconds: a shorter gap before a kernel that was launched in time is the usual one; HTA's too
 _BLOCKING_COPY = 20_000  # nanoseconds: a shorter call of a copy is the launch alone
@@ -40,7 +41,7 @@ def gpu_activity(rows: Rows, lanes: Mapping[Thread, list[Interval]], steps: list
     work = sorted(one for one in on_device if rows.launched(one) > BEFORE)
     host = _Host(rows, lanes)
     idle: dict[tuple[int, str, str], list[int]] = defaultdict(list)
-    busy = _union(work)
+    busy = busy_periods((one.start, one.end) for one in work)
     for gap in _gaps(rows, work):
         step = step_at(steps, gap.launched)
         if step < 0:
@@ -88,7 +89,8 @@ class _Host:
         )
         """Calls that wait for the GPU, named by their operator."""
         self._blocking_ends = [call.end for call in self.blocking]
-        self.loading = _union(one for mine in lanes.values() for one in mine if one.kind == "data")
+        loading = (one for mine in lanes.values() for one in mine if one.kind == "data")
+        self.loading = busy_periods((one.start, one.end) for one in loading)
 
     def doing(self, gap: _Gap) -> str:
         """What kept the host from launching the next kernel, in a few words."""
@@ -173,16 +175,6 @@ def _within(intervals: Sequence[Interval], start: int, end: int) -> Iterable[Int
         if one.start >= end:
             return
         yield one
-
-
-def _union(intervals: Iterable[Interval]) -> list[tuple[int, int]]:
-    periods: list[tuple[int, int]] = []
-    for one in sorted(intervals):
-        if periods and one.start <= periods[-1][1]:
-            periods[-1] = periods[-1][0], max(one.end, periods[-1][1])
-        else:
-            periods.append((one.start, one.end))
-    return periods
 
 
 def _common(start: int, end: int, periods: Sequence[tuple[int, int]]) -> int:
