@@ -330,6 +330,22 @@ def test_gpus_of_other_makers_have_launches_and_copies_too(tmp_path, category, c
     assert analyze(source).verdict.kind == "host-bound"
 
 
+@pytest.mark.parametrize("name", ["void symm_mem::two_shot_all_reduce_kernel<float>()", "ncclDevKernel_AllReduce(x)"])
+def test_kernels_that_a_collective_launched_are_its_own_whatever_their_name(tmp_path, name):
+    events, call = [], {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"}
+    for number in range(8):
+        at, ids = 1_000 * number, iter(range(10 * number + 1, 10 * number + 9))
+        events += [step(number, at), host("aten::mm", at, at + 10), launch(at + 1, mine := next(ids))]
+        events += [kernel(GEMM, at + 2, at + 300, mine), host("c10d::allreduce_", at + 15, at + 40)]
+        events += [host("record_param_comms", at + 20, at + 30, **call), launch(at + 25, mine := next(ids))]
+        events += [kernel(name, at + 300, at + 1_000, mine)]
+    told = analyze(load(kineto(tmp_path / "t.json", events)))
+    assert told.verdict.kind == "bandwidth-bound"
+    assert told.verdict.recoverable_ms == pytest.approx(0.7, rel=0.01)
+    assert (told.network.messages, told.network.bytes) == (1, 4_000)
+    assert "all-reduce" in {unit.name for unit in told.units}
+
+
 def test_copies_hide_nothing_and_gaps_are_not_closed(tmp_path):
     events = [
         step(0, 0),

@@ -83,9 +83,14 @@ class Span:
         return cls(rank, *row)
 
 
+def is_copy_name(name: str) -> bool:
+    """Whether this is the name of a GPU's copy or fill."""
+    return name.startswith(("Memcpy", "Memset"))
+
+
 def is_copy(span: Span) -> bool:
     """Whether a GPU copied or filled memory here, which is not compute."""
-    return span.name.startswith(("Memcpy", "Memset"))
+    return is_copy_name(span.name)
 
 
 def device_track(span: Span) -> str:

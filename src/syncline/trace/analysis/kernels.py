@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from syncline.trace.analysis.steps import Prepared
-from syncline.trace.span import COMPUTE_LANES, Span, is_copy
+from syncline.trace.span import COMPUTE_LANES, Span, is_copy, is_copy_name
 
 # The first that matches counts: fused attention is made of products, and a convolution's kernel may be called a gemm.
 _CLASSES = (
@@ -64,7 +64,7 @@ def short_name(name: str) -> str:
     'at::native::reduce_kernel'
     """
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    return name if name.startswith(("Memcpy", "Memset")) else re.split(r"[<(]", plain, maxsplit=1)[0].strip()
+    return name if is_copy_name(name) else re.split(r"[<(]", plain, maxsplit=1)[0].strip()
 
 
 def is_kernel(span: Span) -> bool:

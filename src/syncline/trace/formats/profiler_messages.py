@@ -9,7 +9,7 @@ from typing import Any
 from syncline.trace.formats.collective_names import elements, item_size
 from syncline.trace.formats.profiler_rows import Interval, Rows
 from syncline.trace.formats.trace_file import fields, text, whole
-from syncline.trace.span import POINT_TO_POINT, group_label
+from syncline.trace.span import POINT_TO_POINT, group_label, is_copy_name
 
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 _PEERS = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})", re.ASCII)
@@ -59,6 +59,26 @@ def message_peers(event: dict[str, Any], name: str, *, rank: int) -> str:
 def _ranks(listed: object) -> list[int]:
     """The ranks of a group, from a text such as `[0, 1]`; what a long list leaves out (`...`) is missing."""
     return [int(number) for number in _NUMBER.findall(listed[:20_000])] if isinstance(listed, str) else []
+
+
+def claim_kernels(rows: Rows) -> None:
+    """If no collective was found by its name, kernels that a collective's call launched are its own.
+
+    Libraries other than NCCL name theirs as they like. Where NCCL's are known, the calls' other kernels are copies.
+    """
+    if rows.collectives:
+        return
+    calls = {thread: sorted(mine) for thread, mine in rows.calls.items()}
+    kept = []
+    for kernel in rows.kernels:
+        launch = rows.launches.get(kernel.correlation)
+        around = [] if launch is None else _around(calls.get(launch.thread, []), launch.start)
+        if not around or is_copy_name(kernel.name):
+            kept.append(kernel)
+            continue
+        call = next((call for call in around if call.kind != "exchange"), around[0])
+        rows.collectives.append(kernel._replace(kind=call.kind, bytes=call.bytes, name=""))
+    rows.kernels = kept
 
 
 def with_calls(rows: Rows, collectives: Sequence[Interval]) -> list[Interval]:

@@ -11,7 +11,7 @@ from syncline.trace.formats.profiler_rows import Interval, Launch, Rows, Thread
 from syncline.trace.formats.profiler_spans import spans_of
 from syncline.trace.formats.repeated_steps import OPTIMIZER_STEP
 from syncline.trace.formats.trace_file import RankTrace, TraceFile, fields, text, times, whole
-from syncline.trace.span import POINT_TO_POINT
+from syncline.trace.span import POINT_TO_POINT, is_copy_name
 from syncline.wording import plural
 
 KIND = "torch.profiler"
@@ -202,7 +202,7 @@ class _Reader:
         else:
             # A copy of an input to the GPU belongs to data; a copy back belongs to the lane that asked for it.
             kind = "copy" if category.endswith("memcpy") and _TO_DEVICE.search(name) else "kernel"
-            if category.endswith(("memcpy", "memset")) and not name.startswith(("Memcpy", "Memset")):
+            if category.endswith(("memcpy", "memset")) and not is_copy_name(name):
                 name = f"{'Memcpy' if category.endswith('memcpy') else 'Memset'} {name}"
             row = Interval(start, end, kind, correlation=correlation, name=text(name), stream=stream)
             self.rows.kernels.append(row)

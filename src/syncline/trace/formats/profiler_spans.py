@@ -11,7 +11,7 @@ from itertools import chain, islice, pairwise
 from typing import Any
 
 from syncline.trace.formats.profiler_idle import gpu_activity
-from syncline.trace.formats.profiler_messages import with_calls
+from syncline.trace.formats.profiler_messages import claim_kernels, with_calls
 from syncline.trace.formats.profiler_rows import BEFORE, Interval, Rows, Thread, outermost
 from syncline.trace.formats.repeated_steps import Event, repeated_steps
 from syncline.trace.formats.trace_file import Step, step_at
@@ -41,6 +41,7 @@ class Found:
 def spans_of(rows: Rows, *, rank: int, base: int) -> Found:
     """The rank's spans, shifted by `base` nanoseconds."""
     notes: list[str] = []
+    claim_kernels(rows)
     rows.mark_earlier_launches()
     steps = _steps(rows, notes)
     if not steps:
