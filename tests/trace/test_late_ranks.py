@@ -113,12 +113,16 @@ def test_all_figures_of_a_step_agree_and_a_long_step_is_reported_apart():
     assert told.verdict.recoverable_ms == pytest.approx(300 * 2 / 19)
 
 
-def buckets_behind_backward(forwards, *, transfer, count=8):
-    """Four buckets of 2.5 ms of backward each, their transfers one after the other behind it; the step's length too."""
+def buckets_behind_backward(forwards, *, transfer, count=8, turn=0):
+    """Four buckets of 2.5 ms of backward each, their transfers one after the other behind it; the step's length too.
+
+    `turn`: in each step the forward times move on by as many ranks.
+    """
     spans, at, network = [], [0.0] * len(forwards), 0.0
     for step in range(count):
         begins = list(at)
-        for r, long in enumerate(forwards):
+        for r in range(len(forwards)):
+            long = forwards[(r + turn * step) % len(forwards)]
             spans.append(span("forward", at[r], at[r] + long, rank=r, step=step))
             at[r] += long
         begun = list(at)
@@ -152,6 +156,15 @@ def test_a_straggler_costs_what_its_late_transfers_cost_even_if_compute_hides_th
     assert told.straggler.wait_ms == pytest.approx(late, rel=0.01)
     # Without the straggler the visible part of the transfers would be this.
     assert found["bandwidth-bound"].recoverable_ms == pytest.approx(even - 16, rel=0.01)
+
+
+def test_ranks_that_are_late_in_turn_cost_their_late_transfers_too():
+    spans, slow = buckets_behind_backward([5.0, 5.0, 11.0], transfer=2.0, count=9, turn=1)
+    _, even = buckets_behind_backward([5.0, 5.0, 5.0], transfer=2.0)
+    verdict = analyze(Trace.of(spans)).verdict
+    assert verdict.kind == "unclear"
+    assert "ms of it in transfers that start late) for one another, and none is always late" in verdict.sentence
+    assert verdict.recoverable_ms == pytest.approx(slow - even, rel=0.01)
 
 
 def test_a_chain_of_waits_behind_compute_ends_at_the_rank_that_is_late():

@@ -81,16 +81,18 @@ def in_turn(facts: Facts) -> Finding | None:
         return None
     # Without the delays a step is shorter by the sum of what the late ranks cost; with the same work spread evenly, by
     # the mean wait. Short waits at many messages count as latency.
-    waits = [wait - own for wait, own in zip_longest(facts.series("wait"), facts.pipeline_waits, fillvalue=0.0)]
-    wait_ms = mean_or_zero(waits)
+    parts = zip_longest(facts.series("wait"), facts.pipeline_waits, facts.delayed_transfers, fillvalue=0.0)
+    waits = [wait - pipeline + delayed for wait, pipeline, delayed in parts]
+    wait_ms, delayed_ms = mean_or_zero(waits), mean_or_zero(facts.delayed_transfers)
     left = 1 - _joining(facts) / wait_ms if wait_ms else 0.0
     turns = zip(waits, *(late.gains for late in facts.late), strict=True)
     series = [left * max(wait, sum(gains)) for wait, *gains in turns]
     gain = mean_or_zero(series)
     shares = ", ".join(f"rank {late.rank} {late.share:.0%}" for late in facts.late[:4])
+    moved = f", {delayed_ms:.1f} ms of it in transfers that start late" if delayed_ms >= _NAMED * wait_ms > 0 else ""
     return Finding(
         "unclear",
-        f"Ranks wait {wait_ms:.1f} ms per step ({facts.share(wait_ms)}) for one another, and none is always"
+        f"Ranks wait {wait_ms:.1f} ms per step ({facts.share(wait_ms)}{moved}) for one another, and none is always"
         f" late ({shares}): uneven work, or other programs on the machine. Without these waits a step is {gain:.1f} ms"
         " shorter.",
         gain,
