@@ -183,7 +183,6 @@ class Pipeline:
             self._choose_micro_batches()
         with self._communicating(f"step {self.steps}: training"):
             loss = self._runner.train(batch, self.micro_batches, total=total, ids=ids, view=view)
-            dist.all_reduce(loss)
         self.steps += 1
         return loss
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from syncline.pipeline.blocks import Blocks, as_values
@@ -61,7 +62,7 @@ class StageRunner:
     def train(
         self, batch: Sequence[Tensor], micro_batches: int, *, total: int, ids: Tensor | None, view: int
     ) -> Tensor:
-        """Forward, backward and exchange of a step; returns this rank's part of the mean loss of the global batch.
+        """Forward, backward and exchange of a step; returns the mean loss of the global batch. All ranks call it.
 
         `total` is the size of the global batch; `ids` and `view` are the numbers of the samples and of their
         augmentation.
@@ -76,8 +77,10 @@ class StageRunner:
         sync = self._gradients.sync
         with nullcontext() if sync is None else sync.no_sync():
             self._run_schedule(micro_batches, losses)
+        loss, arrival = self._begin_mean(losses)
         self._gradients.exchange()
-        return self._mean(losses)
+        arrival.wait()
+        return loss
 
     def outputs(self, batch: Sequence[Tensor], micro_batches: int) -> Iterator[tuple[Any, Sequence[Tensor]]]:
         """The model's output and the targets of each micro-batch, on the rank that runs the last stage."""
@@ -94,15 +97,21 @@ class StageRunner:
         only = torch.tensor(0)
         with self._recorder.span("forward"):
             loss = self._loss(module(only), only)
+        mean, arrival = self._begin_mean([loss])
         with self._recorder.span("backward"):
             loss.backward()
-        return self._mean([loss])
+        arrival.wait()
+        return mean
 
-    def _mean(self, losses: Iterable[Tensor]) -> Tensor:
+    def _begin_mean(self, losses: Iterable[Tensor]) -> tuple[Tensor, dist.Work]:
+        """Begin to sum this rank's losses over all ranks; the sum is on its way while gradients are made and sent."""
         loss = torch.zeros((), device=self._device, dtype=torch.float64)
         for part in losses:
             loss += part.detach()
-        return loss / self._layout.shape.replicas
+        loss /= self._layout.shape.replicas
+        arrival = dist.all_reduce(loss, async_op=True)
+        assert arrival is not None
+        return loss, arrival
 
     def _make_schedule(self, micro_batches: int) -> Any:
         return make_schedule(
