@@ -17,8 +17,9 @@ class Registry(Generic[T]):
     `instance` is the type of its objects; without it they are classes or functions.
     """
 
-    def __init__(self, kind: str, *, instance: type[T] | None = None) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, *, label: str | None = None, instance: type[T] | None = None) -> None:
+        """`label`: what a message calls one object, if that is not the name of the kind."""
+        self.kind, self._label = kind, label or kind
         self._instance = instance
         self._items: dict[str, T] = {}
         self._searched = False
@@ -46,7 +47,7 @@ class Registry(Generic[T]):
         if name not in self._items:
             self._load_entry_points()
         if name not in self._items:
-            raise unknown(self.kind, name, self._items)
+            raise unknown(self._label, name, self._items)
         return self._items[name]
 
     def names(self) -> list[str]:

@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     r"|(?P<string>\"[^\"]*\"|'[^']*')"
     r"|(?P<mark>[()|,=]))"
 )
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
 _WORDS = {"true": True, "false": False, "none": None}
 _MAX_DEPTH = 16
 _MOST_DIGITS = 18
@@ -106,7 +107,8 @@ def _check(call: Call, function: Callable[..., Any], lead: tuple[Any, ...], extr
     for name, value in list(bound.arguments.items())[len(lead) :]:
         parameter = signature.parameters[name]
         if name not in extra and not _fits(value, parameter):
-            takes = getattr(parameter.annotation, "__name__", parameter.annotation)
+            kinds = get_args(parameter.annotation) or (parameter.annotation,)
+            takes = " or ".join(_KINDS[kind] for kind in kinds)
             raise UsageError(f"'{call}': {name} takes {takes}, not {_show(value)}")
 
 
@@ -151,6 +153,11 @@ class _Parser:
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
 
+    def shown(self) -> str:
+        """The next token for a message."""
+        kind, word = self.peek()
+        return word if kind == "end" else f"'{word}'"
+
     def take(self, mark: str) -> bool:
         if self.peek() == ("mark", mark):
             self.at += 1
@@ -168,7 +175,7 @@ class _Parser:
     def call(self, depth: int) -> Call:
         kind, name = self.peek()
         if kind != "name":
-            raise self.error(f"a name is expected, not '{name}'")
+            raise self.error(f"a name is expected, not {self.shown()}")
         self.at += 1
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -176,7 +183,7 @@ class _Parser:
             self.argument(args, kwargs, depth)
             while not self.take(")"):
                 if not self.take(","):
-                    raise self.error(f"',' or ')' is expected, not '{self.peek()[1]}'")
+                    raise self.error(f"',' or ')' is expected, not {self.shown()}")
                 self.argument(args, kwargs, depth)
         return Call(name, tuple(args), kwargs)
 

@@ -305,7 +305,7 @@ def test_an_older_checkpoint_by_name_cuts_what_came_after(copy, finished, tmp_pa
         (("--recipe", "demo"), "leave --recipe out"),
         (("--checkpoint-every", 0), "--checkpoint-every must be at least 1, not 0"),
         (("--nproc", 5, "--epochs", 2), "use --batch 10"),
-        (("--set", "train.epochs=0"), "train.epochs must be 1 or more"),
+        (("--set", "train.epochs=0"), "--epochs must be 1 or more"),
     ],
 )
 def test_wrong_options_are_one_line_and_change_nothing(options, message, copy, invoke):
@@ -346,7 +346,7 @@ def test_no_checkpoint_there(copy, invoke, tmp_path):
     [
         (("train", "--strategy", "ddp-powersgd(rank=2)", "--checkpoint-every", 5), "syncline(powersgd(rank=4))"),
         (("train", "--checkpoint-every", -1), "must be at least 1, not -1"),
-        (("train", "--set", "train.checkpoint_every=-1"), "train.checkpoint_every must be 0 or more"),
+        (("train", "--set", "train.checkpoint_every=-1"), "--checkpoint-every must be 0 or more"),
         (("compare", "--set", "train.checkpoint_every=5"), "a checkpoint holds one run"),
     ],
 )

@@ -157,7 +157,7 @@ def test_common_options_go_with_every_policy():
         ("schedule(alpha=2)", "alpha is 2"),
         ("schedule(a=1)", "takes"),
         ("schedule(every=-1)", "0 or more"),
-        ("schedule(every=many)", "every takes int"),
+        ("schedule(every=many)", "every takes a whole number"),
         ("plasticity(patience=0)", "patience 1 or more"),
         ("schedule | none", "one name is expected"),
         ("test_freeze_policies:every_second(last=2)", "takes"),

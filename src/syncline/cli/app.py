@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -145,6 +146,9 @@ def _message(error: Any) -> str:
     if getattr(error, "option_name", None) == "--from":
         return f"there is no --from: the run is the argument, {_command_path(error)} RUN"
     text: str = error.format_message().rstrip(".")
+    # Typer's parser quotes its library: "Input should be a valid integer, unable to parse string as an integer".
+    for kind, ours in (("integer", "a whole number"), ("number", "a number"), ("boolean", "true or false")):
+        text = re.sub(rf"^Invalid value for '([^']+)': Input should be a valid {kind}\b.*", rf"\1 takes {ours}", text)
     return text[:1].lower() + text[1:]
 
 

@@ -47,10 +47,12 @@ def list_names(
         print_json({kind: [asdict(entry) for entry in entries]})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "arguments", "what it is"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    columns = {"name": "name", "arguments": "arguments", "summary": "what it is"}
+    shown = [key for key in columns if any(getattr(entry, key) for entry in entries)]
+    for key in shown:
+        table.add_column(columns[key], overflow="fold", no_wrap=key == "name")
     for entry in entries:
-        table.add_row(entry.name, entry.arguments, entry.summary)
+        table.add_row(*(getattr(entry, key) for key in shown))
     Console().print(table, markup=False, highlight=False)
 
 
@@ -68,7 +70,7 @@ def _arguments(function: Any) -> str:
 
 def _value(default: Any) -> str:
     """A default as it is written in a spec."""
-    text = str(default)
+    text = str(round(default, 4)) if isinstance(default, float) and default > 1e-3 else str(default)
     return text.lower() if default is None or isinstance(default, bool) else text or '""'
 
 

@@ -127,7 +127,7 @@ def load_recipe(name: str) -> Config:
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read the recipe {name}: {reason(error)}") from None
     else:
-        raise unknown("recipe", name, [*recipes(), "or a path to a .toml file"])
+        raise UsageError(f"{unknown('recipe', name, recipes())}; a recipe of your own is a path that ends in .toml")
     try:
         table = parse_toml(text)
     except ValueError as error:
@@ -176,7 +176,9 @@ def check(config: Config) -> None:
     """Raise a `UsageError` for a number that no run can have, whatever the strategy and the model."""
     train, cluster = config.train, config.cluster
     for key in ("batch", "epochs", "steps", "test_samples", "checkpoint_every", "log_every"):
-        _check_range(f"train.{key}", getattr(train, key), least=1 if key in ("batch", "epochs") else 0, most=2**31 - 1)
+        least = 1 if key in ("batch", "epochs") else 0
+        name = "train.test_samples" if key == "test_samples" else f"--{key.replace('_', '-')}"
+        _check_range(name, getattr(train, key), least=least, most=2**31 - 1)
     _check_range("train.threads", train.threads, least=0, most=MOST_THREADS)
     _check_range("--seed", train.seed, least=0, most=2**31 - 1)
     for key in ("nproc", "nodes"):

@@ -17,6 +17,8 @@ _SHOWN = 3
 def find_start(text: str) -> Path:
     """The newest undamaged checkpoint of a run folder, or the checkpoint that is named."""
     path = real_path(Path(text).expanduser())
+    if not path.is_dir():
+        raise UsageError(f"--start {text}: there is no such folder: name a run folder with checkpoints")
     candidates = files.list_checkpoints(path / CHECKPOINTS) if path.parent.name != CHECKPOINTS else [path]
     for candidate in candidates:
         if files.find_damage(candidate) is None:

@@ -66,7 +66,7 @@ class Source:
         return self.make(*args, **kwargs)
 
 
-DATA: Registry[Source] = Registry("data", instance=Source)
+DATA: Registry[Source] = Registry("data", label="data set", instance=Source)
 
 
 def data(name: str, *, tasks: tuple[str, ...]) -> Callable[[Callable[..., Data]], Source]:

@@ -80,7 +80,7 @@ def _register(kind: _Set) -> None:
         need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False,
         classes: str | None = None, train: int | None = None,
     ) -> Data:  # fmt: skip
-        """`augment=true`: random crop (padding 4) and mirror; `download=true`: fetch it if missing.
+        """32x32 colour images. `augment=true`: random crop and mirror; `download=true`: fetch it if missing.
 
         `classes='0-4'` takes some of the classes, `train` so many of the training images.
         """

@@ -155,7 +155,7 @@ def shapes(
     need: Need, *, seed: int, train: int = 50_000, test: int = 10_000, image_size: int | None = None,
     classes: str | None = None,
 ) -> Data:  # fmt: skip
-    """The generated default: `train` and `test` images, 32x32 unless the model or `image_size` says otherwise.
+    """Generated images of ten shapes, the default: `train` and `test` of them, 32x32 or as the model needs them.
 
     `classes='5-9'` takes some of the ten classes.
     """
@@ -166,6 +166,6 @@ def shapes(
 
 @data("unpaired", tasks=("unpaired",))
 def unpaired(need: Need, *, seed: int, train: int = 5_000, image_size: int | None = None) -> Data:
-    """Filled and outlined figures, `train` of each, at the model's image size. No test set: nothing to score."""
+    """Generated filled and outlined figures for a GAN, `train` of each, at the model's image size; no test set."""
     size = _size(need, image_size, train)
     return Data(Unpaired(train, size, seed, 32), None, channels=3, image_size=size)

@@ -34,7 +34,7 @@ def text(
     need: Need, *, seed: int, path: str | None = None, seq: int | None = None, tokens: str = "words",
     megabytes: float = 3.0, classes: int = 8,
 ) -> Data:  # fmt: skip
-    """A file or folder (default: this Python's own library), as `words` or `bytes`, `seq` tokens per sample.
+    """Text of a file or folder (default: this Python's own library), as `words` or `bytes`, `seq` tokens per sample.
 
     The classification task has `classes` classes: top-level files or folders.
     """

@@ -49,7 +49,7 @@ class Question:
 def labelled(
     need: Need, *, seed: int, path: str, test: str | None = None, words: str | None = None, seq: int | None = None
 ) -> Data:
-    """Lines `label<TAB>text`. `test` is another such file; without it every tenth line is held out.
+    """Texts with labels: a file of lines `label<TAB>text`. `test`: another such file; default: every tenth line.
 
     `words` is the file or folder whose words were numbered in pretraining (`text(path=...)`); default: this file's.
     """
@@ -77,7 +77,7 @@ def labelled(
 def questions(
     need: Need, *, seed: int, path: str, test: str | None = None, words: str | None = None, seq: int | None = None
 ) -> Data:
-    """A JSON file in the format of SQuAD; questions without an answer are left out.
+    """Questions about texts: a JSON file in the format of SQuAD; questions without an answer are left out.
 
     `test` is another such file; without it every tenth question is held out. `words` as for `labelled`.
     """

@@ -226,7 +226,7 @@ HEADS: dict[str, tuple[str, Callable[[Encoder, Data], Task]]] = {
 def bert(
     *, size: str = "tiny", head: str = "classification", dropout: float | None = None, layers: int | None = None
 ) -> Blueprint:
-    """Sizes tiny, mini, small, base; heads classification, qa (start and end of a span), pretraining."""
+    """BERT of size tiny, mini, small or base, with head classification, qa (start and end of a span) or pretraining."""
     given = {"layers": layers, "dropout": dropout}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = replace(choose("size", size, SIZES), **changes)

@@ -66,7 +66,7 @@ class Gpt2(Task):
 
 @MODELS.register("gpt2")
 def gpt2(*, size: str = "tiny") -> Blueprint:
-    """`small` is the published GPT-2 small (12 layers of 768, 50,257 words, 124.4 M parameters); `tiny` for a CPU."""
+    """GPT-2: `small` as published (12 layers of 768, 50,257 words, 124.4 M parameters), `tiny` for a CPU."""
     chosen = choose("size", size, _SIZES)
 
     def build(data: Data) -> Built:

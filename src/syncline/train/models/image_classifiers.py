@@ -1,6 +1,6 @@
 """Image classifiers: a multi-layer perceptron, VGG and ResNet-50.
 
-VGG-11 is the course's, for 32x32 images, with BatchNorm; VGG-19 and ResNet-50 are the published ones for 224x224.
+VGG-11 is a small one for 32x32 images, with BatchNorm; VGG-19 and ResNet-50 are the published ones for 224x224.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ _RESNET50 = (3, 4, 6, 3)  # bottleneck blocks of each stage
 
 @MODELS.register("mlp")
 def mlp(*, hidden: int = 256, layers: int = 2) -> Blueprint:
-    """`layers` hidden layers of `hidden` units with ReLU, on any data set of images."""
+    """A multi-layer perceptron: `layers` hidden layers of `hidden` units with ReLU, on any data set of images."""
     if hidden < 1 or not 0 <= layers <= 64:
         raise UsageError(f"mlp({hidden=}, {layers=}): hidden >= 1, layers 0 to 64")
 
@@ -64,7 +64,7 @@ def _vgg(features: nn.Module, head: nn.Module) -> nn.Module:
 
 @MODELS.register("vgg11")
 def vgg11(*, width: float = 1.0, norm: bool = True) -> Blueprint:
-    """The course's network: 8 convolutions (64 to 512 channels) and one linear layer."""
+    """VGG-11 for small images: 8 convolutions (64 to 512 channels) and one linear layer, 9.2 M parameters."""
 
     def net(data: Data) -> nn.Module:
         cells, rest = divmod(data.image_size, 32)
@@ -80,7 +80,7 @@ def vgg11(*, width: float = 1.0, norm: bool = True) -> Blueprint:
 
 @MODELS.register("vgg19")
 def vgg19(*, width: float = 1.0, dropout: float = 0.5) -> Blueprint:
-    """The published network: 16 convolutions and three linear layers, 143.7 M parameters with 1000 classes."""
+    """VGG-19 as published: 16 convolutions and three linear layers, 143.7 M parameters with 1000 classes."""
 
     def net(data: Data) -> nn.Module:
         if data.image_size < 32:
@@ -159,7 +159,7 @@ class ResNet(nn.Module):
 
 @MODELS.register("resnet50")
 def resnet50(*, width: float = 1.0) -> Blueprint:
-    """The published network: 25.6 M parameters with 1000 classes; images of any size."""
+    """ResNet-50 as published: 25.6 M parameters with 1000 classes; images of any size."""
 
     def net(data: Data) -> nn.Module:
         return ResNet(channels=data.channels, classes=data.classes, width=width)

@@ -51,7 +51,7 @@ class LanguageModel(Task):
 
 @MODELS.register("lstm")
 def lstm(*, size: str = "tiny") -> Blueprint:
-    """`paper`: 33,278 words, 1500 units, two layers; `tiny` for a CPU."""
+    """An LSTM language model. `paper`: 33,278 words, 1500 units, two layers; `tiny` for a CPU."""
     chosen = choose("size", size, _SIZES)
 
     def build(data: Data) -> Built:

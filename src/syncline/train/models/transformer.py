@@ -141,7 +141,7 @@ _TASKS: dict[str, type[_LanguageModel] | type[_Translation]] = {"translation": _
 
 @MODELS.register("transformer")
 def transformer(*, size: str = "tiny", task: str = "translation") -> Blueprint:
-    """`base` is the published one (6+6 layers of 512, 33,708 words); task `translation` or `lm`."""
+    """Encoder and decoder, `base` as published (6+6 layers of 512, 33,708 words); task `translation` or `lm`."""
     chosen = choose("size", size, _SIZES)
     kind = choose("task", task, _TASKS)
 

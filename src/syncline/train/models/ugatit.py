@@ -240,7 +240,7 @@ def _binary(logits: Tensor, target: float) -> Tensor:
 
 @MODELS.register("ugatit-light")
 def ugatit_light(*, size: str = "tiny", width: int | None = None) -> Blueprint:
-    """`paper`: 256x256 images, 64 channels; `tiny`: 32x32, 8 channels. Phases: discriminator, then generator."""
+    """A GAN that translates images. `paper`: 256x256, 64 channels; `tiny`: 32x32, 8. Discriminator, then generator."""
     chosen = choose("size", size, _SIZES)
     if width is not None:
         if not 1 <= width <= 256:

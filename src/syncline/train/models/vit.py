@@ -54,7 +54,7 @@ class _Head(nn.Linear):
 
 @MODELS.register("vit")
 def vit(*, size: str = "tiny", layers: int | None = None, patch: int | None = None) -> Blueprint:
-    """`tiny` and `small` cut 32x32 images into patches of 4; `b16` is ViT-B/16 (86.6 M parameters at 224x224).
+    """A vision transformer. `tiny` and `small`: 32x32 images, patches of 4; `b16`: ViT-B/16 (86.6 M parameters).
 
     The network is a plain sequence of units: embedding, attention and MLP sublayers in turn, norm, head.
     """

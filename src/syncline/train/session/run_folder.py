@@ -27,6 +27,7 @@ class RunFolder:
         """Make a new folder, under `runs/` if `path` is None; or `reopen` the folder of an earlier run to resume it."""
         self._aside: Path | None = None
         self._before: dict[str, str] = {}
+        self._unnamed = path is None
         self.reopened = reopen
         """Whether an earlier run is resumed here. Its files stay until newer ones replace them."""
         if path is not None and reopen:
@@ -45,6 +46,9 @@ class RunFolder:
                 write_text(text, self.path / name)
             return
         shutil.rmtree(self.path)
+        if self._unnamed:
+            with suppress(OSError):  # other runs are in `runs/`
+                self.path.parent.rmdir()
         if self._aside is not None:
             self._aside.rename(self.path)
 

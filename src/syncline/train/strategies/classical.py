@@ -53,7 +53,7 @@ class _AllReduce(Synchroniser):
 
 @strategy("all-reduce")
 class AllReduce(RingTrafficStrategy):
-    """Part 2b of the course: `dist.all_reduce` of each gradient, nothing hidden behind compute."""
+    """`dist.all_reduce` of each gradient after the backward pass: nothing is hidden behind compute."""
 
     synchroniser = _AllReduce
 
@@ -99,7 +99,7 @@ class _GatherScatter(Synchroniser):
 
 @strategy("gather-scatter")
 class GatherScatter(Strategy):
-    """Part 2a of the course: all gradients go through the link of rank 0, in and then out."""
+    """Rank 0 gathers all gradients, averages them and scatters the result: all bytes go through its link."""
 
     synchroniser = _GatherScatter
     formula = "2(N-1)S"
