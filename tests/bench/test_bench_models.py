@@ -1,13 +1,15 @@
 """`bench models` without ranks: which cells are chosen and run together, their rows, and what a file keeps."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from syncline.bench.models import run as bench
 from syncline.bench.models.cells import BANDWIDTHS, SIZES, STRATEGIES, Cell, chosen, contests
 from syncline.bench.models.rows import contest_rows
-from syncline.bench.models.table import page
+from syncline.bench.models.table import console_tables, page
 from syncline.errors import UsageError
 from syncline.train.strategies import load
 from syncline.train.workload import MODELS
@@ -126,3 +128,17 @@ def test_a_file_is_continued_and_another_setting_is_refused(tmp_path, monkeypatc
 def test_wrong_options_are_usage_errors(options, message):
     with pytest.raises(UsageError, match=message):
         bench.Options(**options)
+
+
+def test_a_terminal_of_80_columns_shows_both_losses():
+    """With rows as wide as they are in a real run."""
+    rows = []
+    for strategy in STRATEGIES:
+        made = overlap_row(strategy, [1234.5] * 3, loss=3344.171)
+        rows.append(made | {"wire_bytes": 932_383_000, "peak_memory_bytes": 643_883_008, "loss_dense": 3470.586})
+    cells = [Cell("ugatit", "25Gbit", strategy) for strategy in STRATEGIES]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(console_tables({"rows": contest_rows(cells, overlap_result(*rows), measured="now")}))
+    text = console.export_text()
+    assert "dense" in text
+    assert text.count("3344") == text.count("3471") == len(STRATEGIES)

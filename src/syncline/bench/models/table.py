@@ -23,12 +23,12 @@ _CELL: Columns = (
     ("model", lambda row: printable(row["model"])),
     ("network", lambda row: printable(row["bandwidth"])),
 )
+_RANGE: Columns = (("range", _range),)
 _FIGURES: Columns = (
     ("strategy", lambda row: printable(row["strategy"]) + (" (crashed)" if row["status"] == "crashed" else "")),
     ("step ms", lambda row: significant(row["step_ms"])),
     ("samples/s", lambda row: significant(row["samples_per_s"])),
     ("vs ddp", _faster),
-    ("range", _range),
     ("sent", lambda row: size(row["wire_bytes"])),
     ("memory", lambda row: size(row["peak_memory_bytes"])),
     ("loss", lambda row: number(row["loss"])),
@@ -59,4 +59,4 @@ def console_tables(result: Row) -> Any:
 
 def page(result: Row) -> str:
     """The HTML page as text."""
-    return models_page(result, _table((*_CELL, *_FIGURES), result["rows"]))
+    return models_page(result, _table((*_CELL, *_FIGURES, *_RANGE), result["rows"]))
