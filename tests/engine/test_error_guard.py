@@ -53,16 +53,22 @@ def train(
     rate: float = 20.0,
     folder: str | bool = False,
     keep: Any = lambda _: None,
+    kind: type[nn.Module] = ToTarget,
+    adam: bool = False,
 ) -> dict[str, Any]:
     """Train on a network that measures as slow; returns losses, plans and changes."""
-    measure_costs, every, window = tuner.measure_costs, codec_guard.EVERY, tuner.WINDOW
+    measure_costs, every, window, buckets = (
+        tuner.measure_costs, codec_guard.EVERY, tuner.WINDOW, tuner.reducer_plans
+    )  # fmt: skip
+    tuner.reducer_plans = lambda *_: []  # on this machine's real network it would win
     tuner.measure_costs = lambda *given: replace(measure_costs(*given), link=SLOW)  # type: ignore[assignment]
     codec_guard.EVERY = CHECK
     tuner.WINDOW = 1_000_000  # a busy machine must not look like drift
-    model = ToTarget()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    torch.manual_seed(0)
+    model = kind()
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=rate)
     sync = syncline.attach(model, optimizer, compress=compress, plan_cache=folder, tune=compress is not None)
-    losses, codecs, totals = [], [], []
+    losses, codecs, totals, by_parameter = [], [], [], []
     try:
         for step in range(steps):
             loss = model(targets(step))
@@ -74,8 +80,11 @@ def train(
             if sync.auto is not None and sync.auto.guard is not None:
                 totals.append(sync.auto.guard.rules.total)
             codecs.append(sorted({unit.codec for unit in sync.plan.units}))
+            last = {name: unit.codec for unit in sync.plan.units for name in unit.parameters}
+            by_parameter.append(last)
         sync.wait()
         found = {"losses": losses, "codecs": codecs, "totals": totals, "about": dict(sync.plan.about)}
+        found["by_parameter"] = by_parameter
         found["weights"] = [float(v) for p in model.parameters() for v in p.detach().flatten()[:50]]
         if sync.auto is not None and compress is not None:
             found["changes"] = [(c.step, c.unit, c.before, c.after) for c in sync.auto.changes]
@@ -83,6 +92,7 @@ def train(
         sync.close()
     finally:
         tuner.measure_costs, codec_guard.EVERY, tuner.WINDOW = measure_costs, every, window
+        tuner.reducer_plans = buckets
     return found
 
 
@@ -220,9 +230,85 @@ def test_the_budget_is_respected_over_a_run() -> None:
         assert max(found["windows"]) <= 2 * budget
 
 
+class MixedScales(nn.Module):
+    """Regression on features of which one is 10,000 times larger than the others: Adam learns all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIZE, SIZE, bias=False), nn.Linear(SIZE, SIZE)
+        nn.init.zeros_(self.first.weight)
+        self.true = torch.randn(SIZE, SIZE)
+        self.true[0] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(SIZE)
+        scale[0] = 1e4
+        small = (self.first(x * scale) - x @ self.true).square().mean()
+        return small + (self.second(x) - x @ self.true).square().mean()
+
+
+def mixed_scales(rank: int, world: int) -> list[dict[str, Any]]:
+    numbers = torch.Generator()
+
+    def inputs(step: int) -> Tensor:
+        return torch.randn(32, SIZE, generator=numbers.manual_seed(1000 * rank + step))
+
+    specs = ("auto", None)
+    return [train(80, inputs, compress=spec, rate=0.05, kind=MixedScales, adam=True) for spec in specs]
+
+
+@pytest.mark.timeout(90)
+def test_adam_keeps_small_values_beside_large_ones() -> None:
+    for auto, dense in run_ranks(mixed_scales, 2, timeout=80):
+        assert all(codecs["first.weight"] in ROUNDING for codecs in auto["by_parameter"])
+        assert any(codecs["second.weight"] not in ROUNDING for codecs in auto["by_parameter"]), "where nothing is lost"
+        assert sum(auto["losses"][-10:]) == pytest.approx(sum(dense["losses"][-10:]), rel=0.02)
+
+
+WAKES = 16
+
+
+class Sleeping(nn.Module):
+    """Two weights, of which one has a gradient of zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awake, self.asleep = nn.Linear(SIZE, SIZE, bias=False), nn.Linear(SIZE, SIZE, bias=False)
+
+    def forward(self, given: tuple[Tensor, float]) -> Tensor:
+        target, share = given
+        return (self.awake.weight - target).square().mean() + share * (self.asleep.weight - target).square().mean()
+
+
+def sleeping(rank: int, world: int) -> dict[str, Any]:
+    def target(step: int) -> tuple[Tensor, float]:
+        return low_rank(), float(step >= WAKES)
+
+    return train(60, target, compress="auto(int8)", rate=20.0, kind=Sleeping)
+
+
+@pytest.mark.timeout(90)
+def test_a_layer_without_a_gradient_gets_a_lossy_codec_only_after_it_was_measured() -> None:
+    for found in run_ranks(sleeping, 2, timeout=80):
+        used = found["by_parameter"]
+        assert used[WAKES]["awake.weight"] == "int8"
+        assert all(codecs["asleep.weight"] in ROUNDING for codecs in used[: WAKES + STEPS])
+        assert used[-1]["asleep.weight"] == "int8", "it comes forward"
+
+
+class SignSGD(torch.optim.SGD):
+    """A subclass of SGD that gives small values the same step as large ones."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad.sign(), alpha=1e-3)
+
+
 def budgets(rank: int, world: int) -> list[float]:
     found = []
-    for kind, spec in ((torch.optim.SGD, "auto"), (torch.optim.AdamW, "auto"), (torch.optim.AdamW, "auto(error=0.01)")):
+    adam = torch.optim.AdamW
+    for kind, spec in ((torch.optim.SGD, "auto"), (adam, "auto"), (adam, "auto(error=0.01)"), (SignSGD, "auto")):
         model = nn.Linear(4, 4)
         sync = syncline.attach(model, kind(model.parameters(), lr=0.01), compress=spec, plan_cache=False)
         assert sync.auto is not None
@@ -234,4 +320,4 @@ def budgets(rank: int, world: int) -> list[float]:
 
 def test_optimizers_that_scale_each_value_get_a_smaller_budget() -> None:
     for found in run_ranks(budgets, 2):
-        assert found == [DEFAULT_ERROR, ADAPTIVE_ERROR, 0.01]
+        assert found == [DEFAULT_ERROR, ADAPTIVE_ERROR, 0.01, ADAPTIVE_ERROR]

@@ -74,7 +74,7 @@ def test_units_wait_twice_as_long_every_time() -> None:
         while not rules.due():
             checks += 1
         waited.append(checks)
-        rules.measured({"a": 0.0}, stay=[])
+        rules.measured({"a": (1.0, 0.0)}, stay=[])
     assert waited == [PATIENCE * 2**k for k in range(4)]
 
 
@@ -83,27 +83,65 @@ def test_units_of_an_earlier_run_are_measured_before_they_are_used() -> None:
     rules.planned({"a": (1.0, 0.0)}, verified=False)
     assert rules.forward == []
     assert rules.due() == ["a"]
-    rules.measured({"a": 0.001}, stay=[])
+    rules.measured({"a": (1.0, 0.001)}, stay=[])
     assert rules.forward == ["a"]
 
 
-EVENT = st.tuples(st.floats(0, 1), st.floats(1e-3, 1e3), st.booleans(), st.sampled_from([0.1, 0.1, 0.01]))
+def test_lost_values_count_with_adaptive_optimizers_only() -> None:
+    lost = Reading(0.0, lost_values=0.9)
+    assert guarded(a=1.0).read({"a": lost}) == {}
+    rules = GuardRules(Budget(0.001, adaptive=True))
+    rules.planned({"a": (0.5, 0.0), "b": (0.5, 0.0)})
+    back = rules.read({"a": lost, "b": Reading(0.0, lost_values=0.15)})
+    assert back == {"a": "90% of its values are lost, and 10% may be"}
+    assert rules.suspects() == ["b"]
+    assert list(rules.read({"b": Reading(0.0, lost_values=0.15)})) == ["b"]
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(EVENT, min_size=1, max_size=400))
-def test_whatever_is_read_the_guard_does_not_oscillate(events: list[tuple[float, float, bool, float]]) -> None:
-    rules, flips = guarded(a=1.0), 0
-    for error, energy, fits, rate in events:
-        due = rules.due()
-        if due:
-            rules.measured({"a": 0.0} if fits else {}, stay=[] if fits else ["a"])
-            flips += fits
+def test_units_that_could_not_be_measured_wait_and_come_forward_with_their_weight() -> None:
+    rules = GuardRules(Budget(LIMIT))
+    rules.planned({"a": (1.0, 0.0)}, later=["b"])
+    assert rules.forward == ["a"]
+    assert [rules.due() for _ in range(PATIENCE)] == [[]] * (PATIENCE - 1) + [["b"]]
+    rules.measured({"b": (0.5, 0.004)}, stay=[])
+    assert rules.total == pytest.approx(0.002)
+
+
+UNITS = ("a", "b", "c")
+VALUE = st.one_of(st.floats(0, 1), st.sampled_from([0.0, LIMIT, 2 * LIMIT, math.nan, math.inf]))
+READING = st.builds(Reading, VALUE, st.floats(1e-3, 1e3), VALUE)
+READINGS = st.fixed_dictionaries({}, optional=dict.fromkeys(UNITS, READING))
+EVENT = st.tuples(READINGS, st.sets(st.sampled_from(UNITS)), st.sampled_from([0.1, 0.1, 0.01, math.nan]), st.booleans())
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(EVENT, min_size=1, max_size=200), st.booleans())
+def test_whatever_is_read_the_guard_does_not_oscillate(
+    events: list[tuple[dict[str, Reading], set[str], float, bool]], adaptive: bool
+) -> None:
+    budget = Budget(LIMIT / 2, adaptive=adaptive)
+    rules, flips = GuardRules(budget), dict.fromkeys(UNITS, 0)
+    plan = dict.fromkeys(UNITS, (1 / 3, 0.0))
+    rules.planned(plan)
+    for readings, fits, rate, planned in events:
+        if planned and len(rules.forward) == len(UNITS):
+            rules.planned(plan)  # the tuner plans again: what was learnt about patience stays
+        if due := rules.due():
+            rules.measured({n: (1 / 3, 0.0) for n in due if n in fits}, stay=[n for n in due if n not in fits])
+            came = [name for name in due if name in fits]
         else:
-            flips += len(rules.read({"a": Reading(error, energy=energy)} if rules.forward else {}, rate=rate))
-        assert rules.total <= max(1.0, LIMIT)
+            used = {name: reading for name, reading in readings.items() if name in rules.forward}
+            came = list(back := rules.read(used, rate=rate))
+            for name, reading in used.items():
+                values = (reading.error, reading.energy, reading.lost_values)
+                if all(map(math.isfinite, values)) and reading.error > 2 * budget.unit:
+                    assert name in back, "one reading far beyond its limit is enough"
+            assert rules.total <= 2 * budget.error, "never far beyond the budget after a check"
+        for name in came:
+            flips[name] += 1
     # Back after b checks and forward after 2, 4, 8... of them: twice the logarithm of the number of checks.
-    assert flips <= 2 * (math.log2(len(events) / PATIENCE + 1) + 1)
+    for count in flips.values():
+        assert count <= 2 * (math.log2(len(events) / PATIENCE + 1) + 1)
 
 
 def test_patience_is_kept_with_the_next_plan() -> None:

@@ -85,6 +85,32 @@ def test_a_budget_limits_the_total_and_each_unit() -> None:
     assert Budget(0.0).allows([Unit("a", ("a",), "bf16"), Unit("b", ("b",))], found)
 
 
+def test_a_large_layer_does_not_hide_a_ruined_small_one_in_its_unit() -> None:
+    table = {"a.weight": CodecError(0, 0.0), "b.weight": CodecError(0, 0.5), "b.bias": CodecError(0, 0.0)}
+    found = Errors({"a.weight": 999.0, "b.weight": 1.0, "b.bias": 1.0}, {"int4": table})
+    both = Unit("a..b", tuple(table), "int4", "allgather")
+    assert found.of(both) < 0.001
+    assert found.worst(both) == pytest.approx(0.25), "the module's, with its bias"
+    budget = Budget(0.01)
+    assert not budget.allows([both], found)
+    assert ByError(found, budget).share(both) == math.inf
+    assert Budget(0.1).allows([both], found)
+
+
+def test_with_adaptive_optimizers_no_parameter_may_lose_its_small_values() -> None:
+    rows = {"a.weight": CodecError(0, 1e-5, lost_values=0.6), "a.bias": CodecError(0, 1e-5)}
+    found = Errors(dict.fromkeys(rows, 1.0), {"int8": rows})
+    unit = Unit("a", tuple(rows), "int8", "allgather")
+    assert Budget(0.001).allows([unit], found)
+    assert not Budget(0.001, adaptive=True).allows([unit], found)
+    assert ByError(found, Budget(0.001, adaptive=True)).share(unit) == math.inf
+    assert all(level.budget.adaptive for level in ByError(found, Budget(0.001, adaptive=True)).levels())
+    assert Budget(0.01, adaptive=True).allows([unit], found), "a larger budget allows more"
+    assert found.scaled(2).lost_values(unit) == pytest.approx(1.2)
+    assert found.lost_values(Unit("b", ("b",), "int8", "allgather")) == math.inf
+    assert found.lost_values(Unit("b", ("b",), "bf16")) == 0.0
+
+
 LOST = {"int8": 1e-5, "int4": 4e-3, "terngrad": 0.5}
 
 
@@ -118,6 +144,17 @@ def test_a_layer_on_which_a_codec_fails_gets_another_one() -> None:
     assert "int4" in codecs.values()
 
 
+def test_a_layer_without_errors_does_not_keep_the_others_from_compressing() -> None:
+    shapes = mlp()
+    measured = costs(shapes, 0.001, bytes_per_s=1e6)
+    lost = errors(shapes, {"int8": 1e-5})
+    unknown = shapes[-1].name.rpartition(".")[0]
+    rows = {name: row for name, row in lost.codecs["int8"].items() if name.rpartition(".")[0] != unknown}
+    choice = search(shapes, measured, allowed=["int8"], errors=Errors(lost.energy, {"int8": rows}))
+    codecs = {name: unit.codec for unit in choice.plan.units for name in unit.parameters}
+    assert {name for name, codec in codecs.items() if codec == "int8"} == set(rows)
+
+
 def test_codecs_that_were_not_measured_are_not_chosen() -> None:
     shapes = mlp()
     choice = search(shapes, costs(shapes, 0.001, bytes_per_s=1e6), allowed=["int8", "int4"], errors=Errors({}, {}))
@@ -132,7 +169,7 @@ def test_specs_of_automatic_compression() -> None:
     assert (plain.codecs, plain.budget.error) == (CODECS, DEFAULT_ERROR)
     assert (limited.codecs, limited.budget.error) == (CODECS, 0.1)
     adaptive, still = plain.suited(adaptive=True), limited.suited(adaptive=True)
-    assert (adaptive.codecs, adaptive.budget.error) == (ADAPTIVE_CODECS, ADAPTIVE_ERROR)
+    assert (adaptive.codecs, adaptive.budget) == (ADAPTIVE_CODECS, Budget(ADAPTIVE_ERROR, adaptive=True))
     assert (still.codecs, still.budget.error) == (ADAPTIVE_CODECS, 0.1)
     assert plain.suited(adaptive=False) == plain
     both = ("auto(int8, powersgd(rank=4) | bf16, error=1)", 'auto(codecs="int8, powersgd(rank=4) | bf16", error=1)')
@@ -140,7 +177,9 @@ def test_specs_of_automatic_compression() -> None:
         found = parse_auto(text)
         assert found is not None
         assert (found.codecs, found.budget.error) == (("int8", "powersgd(rank=4) | bf16"), 1.0)
-        assert found.suited(adaptive=True) == found
+        assert found.suited(adaptive=False) == found
+        suited = found.suited(adaptive=True)
+        assert (suited.codecs, suited.budget) == (found.codecs, Budget(1.0, adaptive=True))
     assert parse_auto(str(found)) == found
 
 

@@ -1,6 +1,6 @@
 """A recorded run for `plan` and `simulate`: its costs, its network, and predictions for other networks and codecs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 from syncline.cluster.quantities import format_bandwidth, parse_bandwidth
 from syncline.errors import UsageError
 from syncline.plan.auto_spec import parse_auto
-from syncline.plan.errors import Budget
 from syncline.plan.other_network import TargetNetwork, choose, outcome, recorded
 from syncline.plan.planner import ALWAYS, Choice
 from syncline.plan.predict import built
@@ -89,7 +88,7 @@ class RecordedRun:
         """The planner's choice on a network, among the codecs of `compress`."""
         allowed, only = self.codecs(compress)
         auto, record = parse_auto(compress or "auto"), self.record
-        budget = auto.budget if auto is not None and auto.asked else Budget(record.error_budget)
+        budget = replace(record.budget, error=auto.budget.error, unit=0.0) if auto and auto.asked else record.budget
         return choose(
             record.shapes, record.costs, network, allowed=allowed, only=only, errors=record.errors, budget=budget
         )

@@ -1,5 +1,6 @@
 """`attach`: the one line that a training loop needs."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,8 +175,12 @@ def _optimizers(
 
 
 def _adaptive(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Whether an optimizer may scale each value by itself, as Adam does; also if none was given."""
-    return not optimizers or not all(isinstance(one, torch.optim.SGD | torch.optim.ASGD) for one in optimizers)
+    """Whether an optimizer may scale each value by itself, as Adam does; also if none was given.
+
+    A subclass of SGD with a step of its own may do anything.
+    """
+    plain = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.ASGD)}
+    return not optimizers or not all(inspect.unwrap(type(one).step) in plain for one in optimizers)
 
 
 def _freezing(sync: Sync, policy: str, optimizers: list[torch.optim.Optimizer]) -> Freezing:

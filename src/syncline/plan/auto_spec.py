@@ -35,9 +35,9 @@ class Auto:
 
     def suited(self, *, adaptive: bool) -> "Auto":
         """With the default budget and codecs for this kind of optimizer, unless the user gave them."""
-        budget = self.budget if self.asked else Budget(ADAPTIVE_ERROR if adaptive else DEFAULT_ERROR)
+        error = self.budget.error if self.asked else ADAPTIVE_ERROR if adaptive else DEFAULT_ERROR
         codecs = self.codecs if self.listed else ADAPTIVE_CODECS if adaptive else CODECS
-        return replace(self, budget=budget, codecs=codecs)
+        return replace(self, budget=Budget(error, adaptive=adaptive), codecs=codecs)
 
     def __str__(self) -> str:
         return f"auto({', '.join(self.codecs)}, error={self.budget.error:g})"

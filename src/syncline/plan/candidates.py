@@ -1,6 +1,6 @@
 """Candidate plans: groupings of parameters into units, codecs, exchanges, numbers of parts, and single changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 from math import ceil
@@ -104,13 +104,30 @@ def _split(unit: Unit, shapes: Mapping[str, Shape]) -> tuple[Unit, ...]:
         return ()
     sums = list(accumulate(sum(shapes[name].values for name in names) for names in modules))
     at = min(range(1, len(modules)), key=lambda at: abs(2 * sums[at - 1] - sums[-1]))
-    share = sums[at - 1] / sums[-1] if sums[-1] else 0.5
-    counts = [max(1, round(unit.partitions * part)) for part in (share, 1 - share)]
+    return _pieces(unit, [[name for module in run for name in module] for run in (modules[:at], modules[at:])], shapes)
+
+
+def split_where(plan: Plan, shapes: Mapping[str, Shape], kind: Callable[[Unit], Hashable]) -> Plan:
+    """The plan with each unit split into runs of neighbouring modules of one `kind`, which gets a module as a unit."""
+    for unit in plan.units:
+        modules = [list(names) for _, names in groupby(unit.parameters, key=_module)]
+        runs = [
+            [name for module in run for name in module]
+            for _, run in groupby(modules, key=lambda names: kind(replace(unit, parameters=tuple(names))))
+        ]
+        if len(runs) > 1:
+            plan = next(_with(plan, {unit.name}, _pieces(unit, runs, shapes)), plan)
+    return plan
+
+
+def _pieces(unit: Unit, runs: Sequence[Sequence[str]], shapes: Mapping[str, Shape]) -> tuple[Unit, ...]:
+    """The unit as one unit for each run of its parameters, with its parts divided by size."""
+    sizes = [sum(shapes[name].values for name in run) for run in runs]
     made = []
-    for run, count in zip((modules[:at], modules[at:]), counts, strict=True):
-        names = tuple(name for module in run for name in module)
-        parts = min(count, max(1, sum(shapes[name].values for name in names)))
-        made.append(replace(unit, name=_named(names), parameters=names, partitions=parts))
+    for run, size in zip(runs, sizes, strict=True):
+        count = round(unit.partitions * (size / sum(sizes) if sum(sizes) else 1 / len(runs)))
+        parts = max(1, min(count, size))
+        made.append(replace(unit, name=_named(run), parameters=tuple(run), partitions=parts))
     return tuple(made)
 
 

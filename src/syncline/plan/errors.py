@@ -23,7 +23,9 @@ ADAPTIVE_ERROR = 0.001
 """The same with other optimizers. Adam divides each value by its usual size, so errors of small values count as much as
 those of large ones: with a budget of 0.01 it ended up to two points below dense (docs/planner.md)."""
 UNIT_FACTOR = 3.0
-"""No unit may lose more than this many times the budget: an optimizer that scales each layer (Adam) would notice."""
+"""No module may lose more than this many times the budget: an optimizer that scales each layer would notice."""
+VALUES_FACTOR = 100.0
+"""With optimizers that scale each value, no parameter may lose more than this many times the budget of its values."""
 MOST = 1e6
 """Errors are not counted beyond this: such a codec is of no use, and a file holds no infinite number."""
 
@@ -38,6 +40,9 @@ class CodecError:
     """|sum C(g) - sum g|^2 / |sum g|^2 over a window of steps, with the residual carried on: what training misses."""
     residual_growth: float = 1.0
     """|sum C(g) - sum g|^2 after the window, divided by its value after the first step."""
+    lost_values: float = 0.0
+    """The share of values that are lost: each counts by (sum C(g) - sum g)^2 / sum g^2 over the window, at most 1.
+    Values much smaller than their neighbours are lost at a small squared error, and Adam needs them all the same."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,20 @@ class Errors:
             total += found[name].with_feedback * self.energy.get(name, 0.0)
         return total
 
+    def worst(self, unit: Unit) -> float:
+        """The largest relative squared error of a module of the unit: a large one must not hide a ruined small one."""
+        modules: dict[str, list[str]] = {}
+        for name in unit.parameters:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        return max(self.of(replace(unit, parameters=tuple(names))) for names in modules.values())
+
+    def lost_values(self, unit: Unit) -> float:
+        """The largest share of values that a parameter of the unit loses; infinite if it was not measured."""
+        if unit.codec in ROUNDING:
+            return 0.0
+        found = self.codecs.get(built(unit.codec).text, {})
+        return max(found[name].lost_values if name in found else math.inf for name in unit.parameters)
+
     def total(self, units: Iterable[Unit]) -> float:
         """The relative squared error of all units together: each counts by the energy of its gradient."""
         rows = list(units)
@@ -86,7 +105,10 @@ class Errors:
         return Errors(
             self.energy,
             {
-                spec: {name: replace(row, with_feedback=row.with_feedback * factor) for name, row in rows.items()}
+                spec: {
+                    name: replace(row, with_feedback=row.with_feedback * factor, lost_values=row.lost_values * factor)
+                    for name, row in rows.items()
+                }
                 for spec, rows in self.codecs.items()
             },
         )
@@ -103,7 +125,9 @@ class Budget:
     error: float = DEFAULT_ERROR
     """Of all gradients together."""
     unit: float = field(default=0.0)
-    """Of each unit; 0: `UNIT_FACTOR` times `error`."""
+    """Of each module; 0: `UNIT_FACTOR` times `error`."""
+    adaptive: bool = False
+    """Whether the optimizer scales each value by itself, as Adam does, so that no value may be lost."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.error <= MOST:
@@ -111,13 +135,23 @@ class Budget:
         if not self.unit:
             object.__setattr__(self, "unit", UNIT_FACTOR * self.error)
 
+    @property
+    def values(self) -> float:
+        """The largest share of values that a parameter may lose; infinite if that does not matter."""
+        return VALUES_FACTOR * self.error if self.adaptive else math.inf
+
     def allows(self, units: Iterable[Unit], errors: Errors) -> bool:
         """Whether these units stay inside the budget, each and all together. Codecs that only round always do."""
         rows = list(units)
-        lossy = [unit for unit in rows if unit.codec not in ROUNDING]
-        if not lossy:
+        if all(unit.codec in ROUNDING for unit in rows):
             return True
-        return errors.total(rows) <= self.error and all(errors.of(unit) <= self.unit for unit in lossy)
+        return errors.total(rows) <= self.error and all(self.allows_unit(unit, errors) for unit in rows)
+
+    def allows_unit(self, unit: Unit, errors: Errors) -> bool:
+        """Whether each module of a unit, and each of its parameters, stays inside its limits."""
+        if unit.codec in ROUNDING:
+            return True
+        return errors.worst(unit) <= self.unit and errors.lost_values(unit) <= self.values
 
 
 def errors_of(content: Any) -> Errors:

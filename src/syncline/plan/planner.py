@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from syncline.errors import UsageError
-from syncline.plan.candidates import groupings, part_count, plans, regroupings, renumber_parts, wire_seconds, with_units
+from syncline.plan.candidates import (
+    groupings,
+    part_count,
+    plans,
+    regroupings,
+    renumber_parts,
+    split_where,
+    wire_seconds,
+    with_units,
+)
 from syncline.plan.costs import Costs
 from syncline.plan.errors import Budget, Errors
 from syncline.plan.launch_order import SLACK, arrange, greedy_launch_order
@@ -118,6 +127,7 @@ def search(
     plan = labelled(chosen)
     if isinstance(quality, ByError):
         lost = {"error": float(f"{quality.lost(plan.units):.3g}"), "error_budget": quality.budget.error}
+        lost |= {"adaptive": True} if quality.budget.adaptive else {}
         plan = replace(plan, about={**plan.about, **lost})
     plan.check(shapes, world=costs.world)
     outcome = predict(plan, shapes, costs)
@@ -141,14 +151,21 @@ def _frontier(
     best: Sequence[Weighed], shapes: Sequence[Shape], costs: Costs, names: Sequence[str], quality: ByError
 ) -> tuple[FrontierPoint, ...]:
     """The fastest plan inside each of several error budgets: of one codec, or with the budget spent unit by unit."""
-    # Units as the fastest plan of all has them, and as the fastest allowed one has them: both may be cut too coarsely.
-    bases = {entry.plan.hash: entry for entry in (min(best, key=lambda e: e.step), _chosen(best, quality))}
+    # Units as the fastest plan of all has them, and as the fastest allowed one has them.
+    coarse = [min(best, key=lambda e: e.step).plan, _chosen(best, quality).plan]
+    by_name = {shape.name: shape for shape in shapes}
+
+    def allowed(module: Unit) -> tuple[str, ...]:
+        return tuple(name for name in names if quality.budget.allows_unit(replace(module, codec=name), quality.errors))
+
+    # A module on which a codec fails must not keep its neighbours from using it.
+    bases = {plan.hash: plan for base in coarse for plan in (base, split_where(base, by_name, allowed))}
     points: list[FrontierPoint] = []
     for level in quality.levels():
         found = [entry for entry in best if level.allows(entry.plan.units)]
         found += [_named(point.plan, point.step) for point in points[-1:]]
         for base in bases.values():
-            plan = within_budget(base.plan, shapes, costs, names, level)
+            plan = within_budget(base, shapes, costs, names, level)
             if level.allows(plan.units) and all(plan.hash != entry.plan.hash for entry in found):
                 ordered = reorder(plan, shapes, costs, launches=QUICK // 4)
                 found.append(_named(ordered.plan, ordered.step))

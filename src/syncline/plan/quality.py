@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from syncline.plan.errors import ROUNDING, Budget, Errors
+from syncline.plan.errors import Budget, Errors
 from syncline.plan.unit import Unit
 
 LEVELS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -55,11 +55,14 @@ class ByError:
     def levels(self) -> list["ByError"]:
         """The same errors with budgets from very small to beyond the one asked for, each with its limit for units."""
         limits = sorted({0.0, self.budget.error, *LEVELS})
-        return [self if limit == self.budget.error else ByError(self.errors, Budget(limit)) for limit in limits]
+        return [
+            self if limit == self.budget.error else ByError(self.errors, Budget(limit, adaptive=self.budget.adaptive))
+            for limit in limits
+        ]
 
     def share(self, unit: Unit) -> float:
-        """The part of the plan's error that a unit has; infinite if that is more than a unit may lose."""
-        if unit.codec not in ROUNDING and self.errors.of(unit) > self.budget.unit:
+        """The part of the plan's error that a unit has; infinite if one of its modules loses more than it may."""
+        if not self.budget.allows_unit(unit, self.errors):
             return math.inf
         whole, lost = sum(self.errors.energy.values()), self.errors.lost(unit)
         return lost / whole if whole else lost

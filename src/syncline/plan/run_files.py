@@ -10,7 +10,7 @@ import torch
 from syncline.errors import UsageError
 from syncline.files import read_json, reason
 from syncline.plan.costs import Costs, load_costs
-from syncline.plan.errors import DEFAULT_ERROR, Errors, errors_of
+from syncline.plan.errors import DEFAULT_ERROR, Budget, Errors, errors_of
 from syncline.plan.file import load
 from syncline.plan.frozen_parameters import trained
 from syncline.plan.table import Plan
@@ -37,10 +37,10 @@ class Recorded:
     """What codecs lose on the job's gradients; None if that was not measured."""
 
     @property
-    def error_budget(self) -> float:
-        """The budget that the run's plan was made with, or the default one."""
-        budget = self.plan.about.get("error_budget")
-        return float(budget) if isinstance(budget, int | float) else DEFAULT_ERROR
+    def budget(self) -> Budget:
+        """The error budget that the run's plan was made with, or the default one."""
+        error, adaptive = (self.plan.about.get(key) for key in ("error_budget", "adaptive"))
+        return Budget(float(error) if isinstance(error, int | float) else DEFAULT_ERROR, adaptive=adaptive is True)
 
 
 def shapes_text(

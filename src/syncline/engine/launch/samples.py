@@ -44,8 +44,15 @@ class LaunchSamples:
         """This rank's gradients, summed over the passes."""
         self.averaged = torch.zeros(self.count, device=device)
         """The averaged gradients, as they were received."""
+        self.squares = torch.zeros(self.count, device=device)
+        """The squares of the averaged gradients, summed over the passes."""
         self.residual = torch.zeros(self.count, device=device)
         """What this rank held back in the last pass."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many places each parameter has; the sums hold one parameter after the other."""
+        return [len(places) for _, places in self._pieces]
 
     def before(self, grads: Sequence[Tensor]) -> None:
         """The launch begins with these gradients of its unit."""
@@ -59,7 +66,9 @@ class LaunchSamples:
             else average.reshape(-1)[places].float()
             for at, places in self._pieces
         ]
-        self.averaged += torch.cat(found)
+        values = torch.cat(found)
+        self.averaged += values
+        self.squares += values.square_()
         held = [
             state["error"].reshape(-1)[places].float()
             if "error" in state

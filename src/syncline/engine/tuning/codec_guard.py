@@ -87,8 +87,12 @@ class CodecGuard:
         self.stop()
         self.errors, self._guarded = errors, _Guarded(plan, shapes, costs)
         lossy = [unit for unit in plan.units if unit.codec not in ROUNDING]
+        # Gradients that were zero when the errors were measured are measured later, beside those of lossy units.
+        known = {name for rows in errors.codecs.values() for name in rows}
+        later = [unit.name for unit in plan.units if unit not in lossy and not known.issuperset(unit.parameters)]
         weights = _weights(plan.units, errors)
-        self.rules.planned({u.name: (weights[u.name], errors.of(u)) for u in lossy}, verified=verified)
+        planned = {u.name: (weights[u.name], errors.of(u)) for u in lossy}
+        self.rules.planned(planned, verified=verified, later=later if lossy else ())
         if not verified:
             self._guarded = replace(self._guarded, plan=self._with_exact(lossy))
             self._steps = EVERY - 1  # measure at once
@@ -162,9 +166,10 @@ class CodecGuard:
         units = [unit for unit in guarded.plan.units if unit.name in back]
         # The planner must not choose these codecs again from what it measured before.
         for unit in units:
-            error = self.rules.units[unit.name].error
-            if error > self.errors.of(unit):
-                worse = {built(unit.codec).text: {name: CodecError(error, error) for name in unit.parameters}}
+            read, error, lost = readings.get(unit.name), self.errors.of(unit), self.errors.lost_values(unit)
+            if read is not None and (read.error > error or read.lost_values > lost):
+                row = CodecError(read.error, max(read.error, error), lost_values=max(read.lost_values, lost))
+                worse = {built(unit.codec).text: dict.fromkeys(unit.parameters, row)}
                 self.errors = self.errors.updated(Errors({}, worse))
         return self._use(self._with_exact(units), back)
 
@@ -197,7 +202,9 @@ class CodecGuard:
         plan = within_budget(guarded.plan, guarded.shapes, guarded.costs, names, careful, free=due)
         units = {unit.name: unit for unit in plan.units}
         errors = {name: self.errors.of(units[name]) for name in due if units[name].codec not in ROUNDING}
-        self.rules.measured(errors, stay=[name for name in due if name not in errors])
+        weights = _weights(plan.units, self.errors)
+        forward = {name: (weights[name], error) for name, error in errors.items()}
+        self.rules.measured(forward, stay=[name for name in due if name not in errors])
         reasons = {name: f"its error is {error:.2g} now" for name, error in errors.items()}
         return self._use(plan, reasons) if plan.hash != guarded.plan.hash else None
 

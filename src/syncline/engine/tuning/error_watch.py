@@ -15,11 +15,14 @@ from syncline.engine.launch.samples import LaunchSamples
 from syncline.engine.launch.units import UnitRun
 from syncline.engine.protocols import EngineView
 from syncline.engine.tuning.guard_rules import Reading
+from syncline.engine.tuning.measure_errors import lost_values
 
 STEPS = 3
 """Passes that are sampled: as many as the steps on which the planner's errors are measured."""
 SAMPLES = 512
-"""Places of each unit. The ranks send three numbers for each."""
+"""Places of each unit. The ranks send four numbers for each."""
+_ENOUGH = 32
+"""Places from which the share of lost values of a single parameter is found."""
 
 
 class ErrorWatch:
@@ -67,7 +70,7 @@ class ErrorWatch:
     def _copy(self) -> tuple[Tensor, Any]:
         """All sums on the host; on CUDA they are there when the event has happened."""
         device = self._engine.device
-        parts = [torch.cat([s.own, s.averaged, s.residual]) for made in self._samples for s in made]
+        parts = [torch.cat([s.own, s.averaged, s.squares, s.residual]) for made in self._samples for s in made]
         flat = torch.cat([torch.tensor([self._rate]).to(device, non_blocking=True), *parts])
         if device.type == "cpu":
             return flat, None
@@ -82,16 +85,23 @@ class ErrorWatch:
         rate, at = float(means[0]), 1
         readings = {}
         for unit, made in zip(self._units, self._samples, strict=True):
-            own, missing, held = 0.0, 0.0, 0.0
+            own, missing, held, lost = 0.0, 0.0, 0.0, 0.0
             for samples in made:
                 count = samples.count
-                mean, averaged, residual = means[at : at + 3 * count].split(count)
-                at += 3 * count
-                own += float(mean.square().sum())
-                missing += float((mean - averaged).square().sum())
-                held += float(residual.square().sum())
-            if own:
+                mean, averaged, squares, residual = means[at : at + 4 * count].split(count)
+                at += 4 * count
+                missed, kept, size = (mean - averaged).square(), residual.square(), mean.square()
+                own, missing, held = own + float(size.sum()), missing + float(missed.sum()), held + float(kept.sum())
                 # With error feedback, the window begins and ends with a residual: both are in what it misses.
-                error = max(held, missing / 2) if unit.codec.feedback else missing
-                readings[unit.row.name] = Reading(error / own, own)
+                error = torch.maximum(kept, missed / 2) if unit.codec.feedback else missed
+                lost = max(lost, _largest_share(error, torch.maximum(squares, size / STEPS), samples.lengths))
+            if own:
+                whole = max(held, missing / 2) if unit.codec.feedback else missing
+                readings[unit.row.name] = Reading(whole / own, own, lost_values=lost)
         return readings, rate
+
+
+def _largest_share(error: Tensor, size: Tensor, lengths: Sequence[int]) -> float:
+    """The largest share of lost values of a parameter that has enough places, and of all together."""
+    parts = zip(error.split(list(lengths)), size.split(list(lengths)), strict=True)
+    return max(lost_values(error, size), *(lost_values(e, s) for e, s in parts if len(e) >= _ENOUGH), 0.0)

@@ -29,6 +29,8 @@ class Reading:
     makes it grow."""
     energy: float = 1.0
     """The squared norm of the sum of gradients, at the places that were read."""
+    lost_values: float = 0.0
+    """The largest share of a parameter's values that are lost, as `CodecError` counts it."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,18 @@ class GuardRules:
         self._total_over = 0
         self._rate: float | None = None
 
-    def planned(self, units: Mapping[str, tuple[float, float]], *, verified: bool = True) -> None:
+    def planned(
+        self, units: Mapping[str, tuple[float, float]], *, verified: bool = True, later: Collection[str] = ()
+    ) -> None:
         """A plan with these lossy units, by name: (weight, planned error).
 
         `verified=False`: the errors are those of an earlier run, so all units step back until they are measured.
+        `later`: units whose errors could not be measured yet, so they have stepped back already.
         """
         self.units = {name: GuardedUnit(weight, error, back=not verified) for name, (weight, error) in units.items()}
+        for name in later:
+            self.units[name] = GuardedUnit(0.0, 0.0)
+            self._step_back(name)
         self._total_over = 0
 
     @property
@@ -95,7 +103,7 @@ class GuardRules:
             self.units[name] = replace(
                 unit,
                 error=reading.error,
-                over=unit.over + 1 if reading.error > self.budget.unit else 0,
+                over=unit.over + 1 if self._beyond(reading) else 0,
                 energy=reading.energy,
             )
         back |= {name: why for name, why in self._over_total().items() if name not in back}
@@ -109,12 +117,18 @@ class GuardRules:
         return back
 
     def _why_back(self, unit: GuardedUnit, reading: Reading) -> str:
-        limit = self.budget.unit
-        if reading.error > limit * (SURE if not unit.over else 1.0):
-            return f"its error is {reading.error:.2g}, and a unit may lose {limit:.2g}"
+        if self._beyond(reading, SURE if not unit.over else 1.0):
+            if reading.error > self.budget.unit:
+                return f"its error is {reading.error:.2g}, and a unit may lose {self.budget.unit:.2g}"
+            return f"{reading.lost_values:.0%} of its values are lost, and {self.budget.values:.0%} may be"
         if unit.energy and reading.energy and _factor(reading.energy, unit.energy) >= NORM_CHANGE**2:
             return f"its gradient's norm changed by a factor of {math.sqrt(reading.energy / unit.energy):.2g}"
         return ""
+
+    def _beyond(self, reading: Reading, times: float = 1.0) -> bool:
+        """Whether a reading is beyond one of the limits of a unit, multiplied by a factor."""
+        values = min(times * self.budget.values, (1 + self.budget.values) / 2)  # all that can be lost is 1
+        return reading.error > times * self.budget.unit or reading.lost_values > values
 
     def _over_total(self) -> dict[str, str]:
         """The units with the largest part in a total error that is beyond the budget; none while it may be noise."""
@@ -144,12 +158,12 @@ class GuardRules:
                 self.units[name] = replace(unit, wait=max(0, unit.wait - 1))
         return [name for name, unit in self.units.items() if unit.back and not unit.wait]
 
-    def measured(self, errors: Mapping[str, float], stay: Collection[str]) -> None:
-        """Units that were due come forward with these errors; those that must `stay` back wait twice as long."""
+    def measured(self, units: Mapping[str, tuple[float, float]], stay: Collection[str]) -> None:
+        """Units that were due come forward, with (weight, error); those that must `stay` back wait twice as long."""
         for name in stay:
             self._step_back(name)
-        for name, error in errors.items():
-            self.units[name] = replace(self.units[name], back=False, error=error)
+        for name, (weight, error) in units.items():
+            self.units[name] = replace(self.units[name], back=False, weight=weight, error=error)
 
 
 def _factor(a: float, b: float) -> float:
@@ -158,4 +172,4 @@ def _factor(a: float, b: float) -> float:
 
 
 def _finite(reading: Reading) -> bool:
-    return math.isfinite(reading.error) and math.isfinite(reading.energy)
+    return all(map(math.isfinite, (reading.error, reading.energy, reading.lost_values)))

@@ -7,6 +7,7 @@ parameters.
 """
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import count
 
 import torch
@@ -19,8 +20,10 @@ from syncline.engine.protocols import EngineView
 from syncline.plan.errors import MOST, ROUNDING, CodecError, Errors
 from syncline.plan.predict import built
 
-_ROW = 4
-"""Numbers for each parameter and codec: its energy, and the three of a `CodecError`."""
+_ROW = 5
+"""Numbers for each parameter and codec: its energy, and the four of a `CodecError`."""
+_SMALLEST = 1e-8
+"""Values below this are zero for an optimizer: it is Adam's usual epsilon."""
 
 
 class GradientHistory:
@@ -55,12 +58,12 @@ class GradientHistory:
             steps = [step[slot.name] for step in self._steps if slot.name in step]
             for column, text in enumerate(texts if steps else ()):
                 energy, error = codec_error(text, steps, name=slot.name)
-                row = (energy, error.one_step, error.with_feedback, error.residual_growth)
-                table[place[slot.name], column] = torch.tensor(row, dtype=torch.float64)
+                table[place[slot.name], column] = torch.tensor([energy, *astuple(error)], dtype=torch.float64)
             for step in self._steps:
                 step.pop(slot.name, None)
         found = engine.groups.gather(table).sum(0)
-        measured = {name: rows for name, rows in zip(place, found.tolist(), strict=True) if any(map(any, rows))}
+        # A gradient that was zero in these steps says nothing about the next ones.
+        measured = {name: rows for name, rows in zip(place, found.tolist(), strict=True) if rows and rows[0][0]}
         return Errors(
             {name: rows[0][0] for name, rows in measured.items()},
             {
@@ -84,12 +87,13 @@ def shares(slots: Sequence[Slot], world: int) -> list[list[Slot]]:
 def codec_error(spec: str, steps: Sequence[Tensor], *, name: str = "grad") -> tuple[float, CodecError]:
     """The energy |sum g|^2 of a parameter's gradients in these steps, and what a codec loses of them as on one rank."""
     states: list[dict[str, Tensor]] | None = None
-    total, missing = torch.zeros_like(steps[0], dtype=torch.float32), torch.zeros_like(steps[0], dtype=torch.float32)
+    total, missing, squares = (torch.zeros_like(steps[0], dtype=torch.float32) for _ in range(3))
     first_energy = first_missing = 0.0
     for at, grad in zip(count(LATE), steps, strict=False):
         run = codecs.lockstep(spec, [[grad]], names=[name], states=states, first_step=at)
         states = run.states
         total += grad
+        squares += grad.float().square()
         missing += grad
         missing -= run.outputs[0][0]
         if at == LATE:
@@ -99,8 +103,18 @@ def codec_error(spec: str, steps: Sequence[Tensor], *, name: str = "grad") -> tu
         one_step=_share(first_missing, first_energy),
         with_feedback=_share(lost, energy),
         residual_growth=_share(lost, first_missing) if first_missing else 1.0,
+        lost_values=lost_values(missing.square_(), squares),
     )
     return min(energy, torch.finfo(torch.float32).max), one_step
+
+
+def lost_values(error: Tensor, size: Tensor) -> float:
+    """The share of values that are lost, from squared errors and squared sizes; values without either do not count."""
+    smallest = _SMALLEST**2
+    counted = (error > smallest) | (size > smallest)
+    number = int(counted.sum())
+    share = (error / size.clamp_min(smallest)).nan_to_num_(nan=1.0).clamp_(max=1.0)
+    return float((share * counted).sum(dtype=torch.float64)) / number if number else 0.0
 
 
 def _energy(tensor: Tensor) -> float:
