@@ -24,6 +24,8 @@ _ROW = 5
 """Numbers for each parameter and codec: its energy, and the four of a `CodecError`."""
 _SMALLEST = 1e-8
 """Values below this are zero for an optimizer: it is Adam's usual epsilon."""
+_CHUNK = 1 << 20
+"""Values that are compared at a time, so that a large parameter needs little memory beside its gradients."""
 
 
 class GradientHistory:
@@ -111,10 +113,13 @@ def codec_error(spec: str, steps: Sequence[Tensor], *, name: str = "grad") -> tu
 def lost_values(error: Tensor, size: Tensor) -> float:
     """The share of values that are lost, from squared errors and squared sizes; values without either do not count."""
     smallest = _SMALLEST**2
-    counted = (error > smallest) | (size > smallest)
-    number = int(counted.sum())
-    share = (error / size.clamp_min(smallest)).nan_to_num_(nan=1.0).clamp_(max=1.0)
-    return float((share * counted).sum(dtype=torch.float64)) / number if number else 0.0
+    sums = torch.zeros(2, dtype=torch.float64, device=error.device)
+    for part, whole in zip(error.flatten().split(_CHUNK), size.flatten().split(_CHUNK), strict=True):
+        counted = (part > smallest) | (whole > smallest)
+        share = (part / whole.clamp_min(smallest)).nan_to_num_(nan=1.0).clamp_(max=1.0).mul_(counted)
+        sums += torch.stack([share.sum(dtype=torch.float64), counted.sum(dtype=torch.float64)])
+    lost, number = sums.tolist()
+    return lost / number if number else 0.0
 
 
 def _energy(tensor: Tensor) -> float:
