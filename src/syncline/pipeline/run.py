@@ -363,25 +363,33 @@ class Pipeline:
         return self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def confirm_micro_batches(
-        self, batch: Sequence[Tensor], *, total: int | None = None, most: int = 3
+        self,
+        batch: Sequence[Tensor],
+        *,
+        total: int | None = None,
+        ids: Tensor | None = None,
+        view: int = 0,
+        most: int = 3,
     ) -> dict[int, float]:
-        """Time the numbers of micro-batches that simulate best, and keep the fastest; returns seconds by number.
+        """Time the numbers of micro-batches that simulate best, and the least; keep the fastest. Seconds by number.
 
-        Runs steps without an update: call it between two steps, on every rank, with a batch as for `train_batch`. Later
-        reshapes choose again.
+        Runs steps without an update: call it between two steps, on every rank, with arguments as for `train_batch`.
+        Later reshapes choose again. Ranks that share cores gain less from many micro-batches than a simulation says.
         """
         total = len(batch[0]) * self.shape.replicas if total is None else total
         self._choice.samples = max(self._choice.samples, total)
         seconds: dict[int, float] = {}
         clock = DeviceClock(self.device)
         devices = [self.device] if self.device.type == "cuda" else []
-        for _, number in self._choice.predicted(self._layout)[: most if self.shape.stages > 1 else 0]:
+        simulated = [number for _, number in self._choice.predicted(self._layout)]
+        tried = dict.fromkeys([*simulated[: most - 1], min(simulated), *simulated])
+        for number in list(tried)[: most if self.shape.stages > 1 else 0]:
             self._asked_micro_batches = number
             self._runner.forget_schedule()
             with torch.random.fork_rng(devices=devices):
                 for repeat in range(3):
                     start = clock.mark()
-                    self.train_batch(batch, total=total)
+                    self.train_batch(batch, total=total, ids=ids, view=view)
                     took = torch.tensor(clock.seconds(start, clock.mark()), dtype=torch.float64, device=self._words)
                     self.optimizer.zero_grad()
                     self.steps -= 1

@@ -21,6 +21,7 @@ from syncline.cluster.ranks import Place, Report
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.cache import ActivationCache, shared_cache
 from syncline.pipeline.freeze.freezer import Freezer
+from syncline.pipeline.measure import measure_sublayers
 from syncline.pipeline.mesh import share
 from syncline.pipeline.run import Pipeline
 from syncline.train.data.sampler import Sampler
@@ -130,7 +131,11 @@ class _Piped(_Job):
                 folder=folder,
                 epochs=options.epochs,
             )  # fmt: skip
-        self._pipe = Pipeline(blocks, self.optimizer, stages=way.stages, prefix=self.cache, compress=None)
+        with autocast(options, device):
+            times = measure_sublayers(blocks, self.batch(self.sampler(0)[1], 0))
+        self._pipe = Pipeline(blocks, self.optimizer, stages=way.stages, prefix=self.cache, compress=None, times=times)
+        self._confirmed: tuple[int, ...] = ()
+        """The shape whose number of micro-batches was timed."""
         self._freezer = Freezer(blocks, options.freeze) if way.freeze else None
         self.stages, self.replicas, self.rank = *astuple(self._pipe.shape), self._pipe.replica
 
@@ -144,7 +149,11 @@ class _Piped(_Job):
             ahead = self.sampler(step + 1)[1]
             self.cache.prefetch(ahead[mine.start : mine.stop], view)
         with autocast(self.options, self.device):
-            loss = self._pipe.train_batch(self.batch(ids, epoch), total=len(indices), ids=ids, view=view)
+            batch, total = self.batch(ids, epoch), len(indices)
+            if self._confirmed != astuple(self._pipe.shape):
+                self._pipe.confirm_micro_batches(batch, total=total, ids=ids, view=view)
+                self._confirmed = astuple(self._pipe.shape)
+            loss = self._pipe.train_batch(batch, total=total, ids=ids, view=view)
         self._update()
         return loss
 
