@@ -220,7 +220,7 @@ def private_access(sources: Sources) -> list[str]:
     """`other._private` where `_private` is defined in another module, and imports of private names."""
     wrong = []
     for module, text in sources.items():
-        if module == "syncline._compat":
+        if module.startswith("syncline._compat"):
             continue
         tree = _parsed(text)
         own = _private_names_defined(tree)
@@ -266,10 +266,10 @@ def _private_names_defined(tree: ast.Module) -> set[str]:
 
 
 def private_torch(sources: Sources) -> list[str]:
-    """Private torch API outside `_compat.py`: `torch._x`, `torch.a._b`, `from torch._c import d`."""
+    """Private torch API outside `_compat/`: `torch._x`, `torch.a._b`, `from torch._c import d`."""
     wrong = []
     for module, text in sources.items():
-        if module == "syncline._compat":
+        if module.startswith("syncline._compat"):
             continue
         for node in ast.walk(_parsed(text)):
             names: list[str] = []
@@ -282,7 +282,7 @@ def private_torch(sources: Sources) -> list[str]:
             for name in names:
                 parts = name.split(".")
                 if parts[0] in ("torch", "dist", "triton") and any(_is_private(part) for part in parts):
-                    wrong.append(f"{module}:{node.lineno} uses '{name}': put it into _compat.py")
+                    wrong.append(f"{module}:{node.lineno} uses '{name}': put it into _compat/")
     return wrong
 
 

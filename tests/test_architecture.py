@@ -62,7 +62,7 @@ CHECKS = {
     "private torch API": (
         architecture.private_torch,
         {"syncline.engine.a": "import torch\nx = torch._C._functions"},
-        "put it into _compat.py",
+        "put it into _compat/",
     ),
     "first line": (
         architecture.first_lines,

@@ -295,7 +295,7 @@ def test_bad_uses_get_a_sentence_with_the_fix() -> None:
     assert "mesh=mesh['shard']" in hybrid
     assert "mesh['replicate']" in same
     assert "mesh['replicate']" in whole
-    assert "powersgd(rank=32)" in auto
+    assert "powersgd(rank=4)" in auto
     assert "powersgd" in typo
     assert "syncline.fsdp.attach" in engine
 

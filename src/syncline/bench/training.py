@@ -16,7 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from syncline._compat import FileStore, GradBucket
+from syncline._compat.ddp import GradBucket
+from syncline._compat.groups import FileStore
 from syncline.cluster.ranks import Place
 from syncline.engine import attach
 from syncline.engine.tuning.drift import WINDOW

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from syncline._compat import is_dtensor
+from syncline._compat.tensors import is_dtensor
 from syncline.engine.attached_models import refuse_attached
 from syncline.engine.node_layout import required_ranks_per_node
 from syncline.engine.other_wrappers import refuse_wrapped

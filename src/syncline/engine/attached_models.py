@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from syncline._compat import is_fsdp_managed, module_tables
+from syncline._compat.fsdp import is_fsdp_managed
+from syncline._compat.modules import module_tables
 from syncline.engine.launch.units import Slot
 from syncline.engine.other_wrappers import refuse_around_attached, refuse_wrapped, wrapper_of
 from syncline.errors import UsageError

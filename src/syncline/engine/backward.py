@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
-from syncline._compat import (
-    after_backward,
-    forget_hooks,
-    in_backward,
-    in_nested_backward,
-    run_last,
-)
+from syncline._compat.autograd import after_backward, in_backward, in_nested_backward, run_last
+from syncline._compat.tensors import forget_hooks
 from syncline.engine.agreement import UsedParameters, agree_on_frozen
 from syncline.engine.attached_models import refuse_attached
 from syncline.engine.inflight.tracker import InFlight

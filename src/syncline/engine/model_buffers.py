@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncline._compat import in_backward, versions_of
+from syncline._compat.autograd import in_backward
+from syncline._compat.tensors import versions_of
 from syncline.engine.inflight.buffers import broadcast_buffers
 from syncline.engine.inflight.plain_copies import StayingHook
 from syncline.engine.inflight.tracker import InFlight

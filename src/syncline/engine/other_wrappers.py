@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from syncline._compat import accumulator_is_held, is_fsdp_managed
+from syncline._compat.autograd import accumulator_is_held
+from syncline._compat.fsdp import is_fsdp_managed
 from syncline.errors import UsageError
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from syncline._compat import cut_gloo, group_timeout, new_group, world_group
+from syncline._compat.groups import cut_gloo, group_timeout, new_group, world_group
 from syncline.errors import UsageError
 from syncline.trace.span import group_label
 

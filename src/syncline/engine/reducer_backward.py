@@ -12,14 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syncline._compat import (
-    around_gradients,
-    broadcast_coalesced,
-    compiled_autograd,
-    in_backward,
-    replace_function,
-    swap_owner,
-)
+from syncline._compat.autograd import around_gradients, compiled_autograd, in_backward
+from syncline._compat.groups import broadcast_coalesced
+from syncline._compat.replace_function import replace_function
+from syncline._compat.tensors import swap_owner
 from syncline.engine.backward import Backward
 from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.inflight.plain_copies import StayingHook

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from syncline._compat import GradBucket
+from syncline._compat.ddp import GradBucket
 from syncline.engine.launch.units import Slot, UnitRun, as_real, flat_state, gather_states, read_state
 from syncline.engine.process_groups import GroupLike
 from syncline.engine.shutdown import close_when_collected

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from syncline._compat import ddp_ignored
+from syncline._compat.ddp import ddp_ignored
 from syncline.engine.attach import attach
 from syncline.engine.shutdown import close_when_collected
 from syncline.engine.sync import Sync

@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from syncline._compat import after_backward, fsdp_divide_factor, fsdp_requires_all_reduce
+from syncline._compat.autograd import after_backward
+from syncline._compat.fsdp import fsdp_divide_factor, fsdp_requires_all_reduce
 from syncline.engine.process_groups import GroupLike
 from syncline.engine.shutdown import close_when_collected
 from syncline.errors import UsageError

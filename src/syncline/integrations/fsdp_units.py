@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from syncline._compat import in_backward
+from syncline._compat.autograd import in_backward
 from syncline.engine.launch.units import Slot, UnitRun, gather_states
 from syncline.integrations.buckets import BucketExchange
 from syncline.plan import Unit

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import default_store
+from syncline._compat.groups import default_store
 from syncline.engine.health.peer_errors import is_communication_error
 from syncline.engine.health.peers import Peers
 from syncline.engine.process_groups import Groups, parent_group, timeout_of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline._compat import FileStore
+from syncline._compat.groups import FileStore
 from syncline.bench.integrations import fsdp, trainer
 from syncline.bench.integrations.rows import fsdp_rows, table, trainer_rows
 from syncline.bench.output import environment, write_json

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import NoSubclasses
+from syncline._compat.tensors import NoSubclasses
 from syncline.bench.timing import Clock
 from syncline.bench.training import BlockTimes, Options, Way, joined, synchronise
 from syncline.cluster.ranks import Place, Report

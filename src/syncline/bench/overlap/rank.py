@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from syncline._compat import FileStore
+from syncline._compat.groups import FileStore
 from syncline.cluster.ranks import Place, Report
 from syncline.trace.span import STEP
 from syncline.train.checkpoint.history import History

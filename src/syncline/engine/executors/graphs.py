@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from syncline._compat import unowned_view
+from syncline._compat.tensors import unowned_view
 from syncline.errors import UsageError
 
 

@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syncline._compat import (
+from syncline._compat.autograd import accumulate
+from syncline._compat.ddp import (
     GradBucket,
-    accumulate,
     check_finished,
     disarm_reducer,
     make_reducer,
     mark_ready,
     remove_reducer,
     set_reducer_hook,
-    storage_users,
 )
+from syncline._compat.tensors import storage_users
 from syncline.codecs import Merge
 from syncline.codecs.coder import cast
 from syncline.codecs.requests import adding, halves_exactly

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import NoSubclasses, abort_group, raw_stream
+from syncline._compat.groups import abort_group
+from syncline._compat.tensors import NoSubclasses, raw_stream
 from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.launch.capture import Captures
 from syncline.engine.launch.run import run_launch

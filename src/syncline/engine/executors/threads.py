@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import NoSubclasses
+from syncline._compat.tensors import NoSubclasses
 from syncline.engine.health.peer_errors import PeerMonitor
 from syncline.engine.launch.reused_memory import ReusedMemory
 from syncline.engine.launch.run import run_launch

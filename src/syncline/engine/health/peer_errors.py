@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from syncline._compat import default_store
+from syncline._compat.groups import default_store
 from syncline.engine.health.heartbeat import MISUSE
 from syncline.engine.health.peers import Peers
 from syncline.engine.protocols import WatchedEngine

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from syncline._compat import PrefixStore, Store, TCPStore
+from syncline._compat.groups import PrefixStore, Store, TCPStore
 from syncline.engine.health.heartbeat import (
     GONE,
     LOST,

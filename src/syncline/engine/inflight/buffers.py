@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline._compat import NoSubclasses
+from syncline._compat.tensors import NoSubclasses
 from syncline.engine.process_groups import flattened, spread
 from syncline.engine.protocols import EngineView, Ticket
 

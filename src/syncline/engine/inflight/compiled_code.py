@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline._compat import is_optimized_module, not_compiling, on_compile_start, replace_compiled_call
+from syncline._compat.compiled import is_optimized_module, not_compiling, on_compile_start, replace_compiled_call
 from syncline.engine.inflight.plain_copies import StayingHook
 from syncline.engine.weak_callback import weak_callback
 

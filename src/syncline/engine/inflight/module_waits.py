@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from syncline._compat import own_tensors
+from syncline._compat.modules import own_tensors
 from syncline.engine.inflight import wait_on_touch
 
 _READ_CHILDREN = (nn.MultiheadAttention, torch.jit.ScriptModule)

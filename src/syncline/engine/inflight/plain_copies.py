@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline._compat import forward_pre_hooks, replace_function, script_compiler
+from syncline._compat.compiled import script_compiler
+from syncline._compat.modules import forward_pre_hooks
+from syncline._compat.replace_function import replace_function
 from syncline.engine.inflight import wait_on_touch
 
 _hooks: "weakref.WeakSet[Any]" = weakref.WeakSet()

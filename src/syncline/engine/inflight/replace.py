@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from syncline._compat import let_script_know
+from syncline._compat.compiled import let_script_know
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Is called with the arguments of a function, before it."""

@@ -1,8 +1,8 @@
 """Functions that read a tensor without `__torch_function__`: replaced by ones that wait, while an engine is attached.
 
-`_compat.py` lists them: constructors such as `torch.tensor`, DLPack, `torch.func`, TorchScript, the process groups'
-methods, and tensor subclasses that switch `__torch_function__` off for everybody. `tests/engine/test_bypass_scan.py`
-calls all of torch's functions with a pending tensor and finds those that are missing here.
+`_compat/unguarded.py` lists them: constructors such as `torch.tensor`, DLPack, `torch.func`, TorchScript, the process
+groups' methods, and tensor subclasses that switch `__torch_function__` off for everybody.
+`tests/engine/test_bypass_scan.py` calls all of torch's functions with a pending tensor to find missing ones.
 """
 
 import os
@@ -13,7 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from syncline import _compat
+from syncline._compat.compiled import note_functions_for_compile, script_methods
+from syncline._compat.modules import script_tensors
+from syncline._compat.replace_function import replace_function
+from syncline._compat.tensors import swap_owner
+from syncline._compat.unguarded import unguarded_by_class, unguarded_readers
 from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.module_waits import wait_in_forwards
 from syncline.engine.inflight.replace import call_before, call_before_torch_functions, replace_imported_names
@@ -53,23 +57,23 @@ def guard_process(swapped: Callable[[Tensor], None] | None = None) -> Callable[[
 
 def readers() -> list[tuple[Any, str]]:
     """The functions and methods that are replaced by ones which wait for their arguments: (owner, name)."""
-    return _compat.unguarded_readers()
+    return unguarded_readers()
 
 
 def _install() -> None:
-    _compat.note_functions_for_compile()
+    note_functions_for_compile()
     _undo.append(wait_on_touch.while_marked(wait_in_forwards))
     replaced: list[tuple[Any, Any]] = []
     for kinds, before in (
         (readers(), _wait_for_arguments),
-        (_compat.unguarded_by_class(), _settle_arguments),
-        (_compat.script_methods(), _wait_for_script_module),
+        (unguarded_by_class(), _settle_arguments),
+        (script_methods(), _wait_for_script_module),
     ):
         for owner, name in kinds:
             original, function, undo = call_before(owner, name, before)
             _undo.append(undo)
             replaced.append((original, function))
-    _undo.append(_compat.replace_function(_compat.swap_owner(), "swap_tensors", _swap))
+    _undo.append(replace_function(swap_owner(), "swap_tensors", _swap))
     _undo.append(replace_imported_names(replaced))
     _undo.append(call_before_torch_functions(_wait_for_arguments, but=wait_on_touch.is_waiting_class))
 
@@ -88,7 +92,7 @@ def _wait_for_script_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     """Before a method of a TorchScript module, which reads all its tensors in C++; `args[0]` is the method."""
     if wait_on_touch.any_marked():
         _wait_for_arguments(args[1:], kwargs)
-        wait_on_touch.touch_all(_compat.script_tensors(args[0].owner))
+        wait_on_touch.touch_all(script_tensors(args[0].owner))
 
 
 def _swap(original: Callable[..., Any], first: Tensor, second: Tensor) -> None:

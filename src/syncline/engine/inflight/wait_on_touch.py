@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncline._compat import NoSubclasses, metadata_functions, share_reducer, storage_users, subclasses_enabled
+from syncline._compat.tensors import NoSubclasses, metadata_functions, share_reducer, storage_users, subclasses_enabled
 from syncline.engine.protocols import Ticket
 
 _tickets: dict[int, tuple[Tensor, Ticket]] = {}

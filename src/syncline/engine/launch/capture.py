@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncline._compat import copy_all, storage_users
+from syncline._compat.tensors import copy_all, storage_users
 from syncline.codecs import Codec, Merge, Request, Result
 from syncline.codecs.coder import Payload, coder
 from syncline.engine.launch.batches import CodecBatch

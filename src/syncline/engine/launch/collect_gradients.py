@@ -2,7 +2,8 @@
 
 import torch
 
-from syncline._compat import has_other_hooks, storage_users
+from syncline._compat.autograd import has_other_hooks
+from syncline._compat.tensors import storage_users
 from syncline.engine.launch.units import UnitRun, as_real
 from syncline.errors import UsageError
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from syncline._compat import storage_address, storage_users
+from syncline._compat.tensors import storage_address, storage_users
 
 
 class ReusedMemory:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline._compat import storage_address
+from syncline._compat.tensors import storage_address
 from syncline.codecs import Codec, Gather, Merge, Request, Result
 from syncline.codecs.ops import finite, keep_if
 from syncline.codecs.program import adds_residual

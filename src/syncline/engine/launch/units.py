@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline import codecs
-from syncline._compat import NoSubclasses, copy_all, storage_address, storage_users
+from syncline._compat.tensors import NoSubclasses, copy_all, storage_address, storage_users
 from syncline.codecs.requests import Product
 from syncline.engine.launch.batches import CodecBatch, States, count_rounds, launch_batches
 from syncline.engine.launch.bf16_buffers import Bf16Buffers

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline._compat import pass_for_step
+from syncline._compat.optimizers import pass_for_step
 from syncline.engine.optimizer.partial_step import steps_as_lists
 
 _REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")

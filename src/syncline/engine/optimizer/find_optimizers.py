@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from syncline._compat import on_every_step
+from syncline._compat.optimizers import on_every_step
 from syncline.engine.optimizer.adoption import adopted
 from syncline.engine.optimizer.step import Stepper
 from syncline.engine.protocols import EngineView

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncline._compat import unhooked_step, wrapped_by_scheduler
+from syncline._compat.optimizers import unhooked_step, wrapped_by_scheduler
 from syncline.engine.launch.units import ParameterUpdate
 from syncline.engine.optimizer.waiting_state import WaitingState
 

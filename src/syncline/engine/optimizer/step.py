@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline._compat import NoSubclasses, in_backward, note_step_called, step_hooks
+from syncline._compat.autograd import in_backward
+from syncline._compat.optimizers import note_step_called, step_hooks
+from syncline._compat.tensors import NoSubclasses
 from syncline.engine.inflight import wait_on_touch
 from syncline.engine.inflight.tracker import InFlight
 from syncline.engine.launch.units import ParameterUpdate, Slot, UnitRun

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from syncline._compat import storage_users
+from syncline._compat.tensors import storage_users
 
 
 class WaitingState(defaultdict):  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from syncline._compat import NoSubclasses
+from syncline._compat.tensors import NoSubclasses
 from syncline.codecs import Mean, Merge
 from syncline.exchange import EXCHANGES, Exchange, Link, Position
 from syncline.exchange.definition import Definition

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from syncline._compat import export_cuda_memory, open_cuda_memory
+from syncline._compat.tensors import export_cuda_memory, open_cuda_memory
 from syncline.files import read_json, write_text
 
 

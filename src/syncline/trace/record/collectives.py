@@ -19,15 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncline._compat import (
-    caller_module,
-    has_comm_hook,
-    on_coalesced_broadcast,
-    on_every_wait,
-    on_fsdp_messages,
-    reducer_group,
-    replace_function,
-)
+from syncline._compat.compiled import caller_module
+from syncline._compat.ddp import has_comm_hook, reducer_group
+from syncline._compat.fsdp import on_fsdp_messages
+from syncline._compat.groups import on_coalesced_broadcast, on_every_wait
+from syncline._compat.replace_function import replace_function
 from syncline.trace.record.loop_hooks import LoopHooks
 from syncline.trace.record.recorder import Mark
 from syncline.trace.span import group_label

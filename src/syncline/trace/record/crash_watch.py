@@ -7,7 +7,7 @@ So the failed rank waits a moment, while this thread of the others contributes t
 import threading
 from collections.abc import Callable
 
-from syncline._compat import Store
+from syncline._compat.groups import Store
 
 _KEY = "crashed"
 _POLL_S, _JOIN_S = 0.5, 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from syncline._compat import raw_stream
+from syncline._compat.tensors import raw_stream
 
 _ANCHOR_DISTANCE_MS = 1000.0
 

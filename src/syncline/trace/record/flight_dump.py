@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from syncline._compat import flight_recorder_dump
+from syncline._compat.groups import flight_recorder_dump
 from syncline.errors import UsageError
 
 _NAME = "comm_lib_trace_rank_{}"

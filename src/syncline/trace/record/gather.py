@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from syncline._compat import PrefixStore, Store, default_store, new_group
+from syncline._compat.groups import PrefixStore, Store, default_store, new_group
 from syncline.files import reason
 from syncline.trace.formats.chrome_write import write_chrome_trace
 from syncline.trace.merge.clocks import Clock, measure_clocks

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncline._compat import is_compiled
+from syncline._compat.compiled import is_compiled
 from syncline.trace.record.collectives import hook_ddp_buckets
 from syncline.trace.record.loop_hooks import LoopHooks
 from syncline.trace.record.module_hooks import find_models, hook_module

@@ -17,14 +17,10 @@ from typing import Any
 
 import torch
 
-from syncline._compat import (
-    after_backward,
-    in_backward,
-    on_every_backward,
-    on_every_batch,
-    on_every_step,
-    replace_function,
-)
+from syncline._compat.autograd import after_backward, in_backward, on_every_backward
+from syncline._compat.modules import on_every_batch
+from syncline._compat.optimizers import on_every_step
+from syncline._compat.replace_function import replace_function
 from syncline.trace.record.postprocess import DDP_TAIL
 from syncline.trace.record.recorder import Mark, Recorder
 from syncline.trace.record.sampling import IntervalChooser, Sampling

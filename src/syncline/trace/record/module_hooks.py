@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline._compat import on_every_forward, replace_compiled_call
+from syncline._compat.compiled import replace_compiled_call
+from syncline._compat.modules import on_every_forward
 from syncline.trace.record.loop_hooks import LoopHooks
 
 

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline._compat import Store, on_every_step, replace_function
+from syncline._compat.groups import Store
+from syncline._compat.optimizers import on_every_step
+from syncline._compat.replace_function import replace_function
 from syncline.trace.merge.clocks import host_id, node_name
 from syncline.trace.merge.merge_ranks import Part
 from syncline.trace.record.collectives import hook_collectives

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from syncline._compat import Store
+from syncline._compat.groups import Store
 from syncline.trace.record.recorder import Recorder
 
 BUDGET = 0.003

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from syncline._compat import Store
+from syncline._compat.groups import Store
 from syncline.trace.analysis.straggler_window import LEAST_STEPS, RankSteps, Straggler, find_straggler
 from syncline.trace.merge.clocks import host_id, node_name
 from syncline.trace.record.recorder import Recorder

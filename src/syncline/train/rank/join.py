@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from syncline._compat import Store, new_group
+from syncline._compat.groups import Store, new_group
 from syncline.errors import UsageError
 from syncline.trace.merge.clocks import Clock, measure_clocks, with_drift
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline._compat import Store
+from syncline._compat.groups import Store
 from syncline.cluster.ranks import Place
 from syncline.trace import Recorder
 from syncline.trace.merge.clocks import host_id

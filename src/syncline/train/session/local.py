@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from syncline._compat import FileStore
+from syncline._compat.groups import FileStore
 from syncline.cluster.nodes import Cluster
 from syncline.cluster.ranks import Place, Report, run_ranks, warm_up
 from syncline.errors import DamagedCheckpoint, RankFailure, UsageError

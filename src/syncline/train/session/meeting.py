@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from syncline._compat import PrefixStore, Store
+from syncline._compat.groups import PrefixStore, Store
 from syncline.engine.health.peers import Peers
 from syncline.errors import PeerError
 from syncline.threads import in_thread

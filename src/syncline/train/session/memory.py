@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from syncline import spec
-from syncline._compat import storage_address
+from syncline._compat.tensors import storage_address
 from syncline.cluster.memory import free_bytes
 from syncline.cluster.quantities import parse_bytes
 from syncline.cluster.ranks import Place, Report, run_ranks

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from syncline._compat import PrefixStore, Store, TCPStore, rendezvous
+from syncline._compat.groups import PrefixStore, Store, TCPStore, rendezvous
 from syncline.cluster.ranks import Place, Report, is_peer_loss, run_ranks
 from syncline.errors import DamagedCheckpoint, PeerError, RankFailure, UsageError
 from syncline.results.schema import Results

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from syncline._compat import GradBucket, around_buffers
+from syncline._compat.ddp import GradBucket, around_buffers
 from syncline.errors import UsageError
 from syncline.train.strategies.base import Context, RingTrafficStrategy, Synchroniser, Traffic, ring_traffic, strategy
 
