@@ -164,5 +164,5 @@ def test_recipes_for_freezing_are_valid_and_others_say_what_to_do():
         list_runs(Config().override({"train.freeze": "schedule", "compare.strategies": ["ddp"]}), world_size=2)
     with pytest.raises(UsageError, match="did you mean 'schedule'"):
         list_runs(Config().override({"train.freeze": "schedul", "compare.strategies": ["single"]}), world_size=2)
-    with pytest.raises(UsageError, match="no undamaged checkpoint"):
+    with pytest.raises(UsageError, match="there is no such folder"):
         list_runs(Config().override({"train.start": "nowhere", "compare.strategies": ["single"]}), world_size=2)
