@@ -22,7 +22,7 @@ SGD, ADAMW = "sgd(lr=0.05, momentum=0.9)", "adamw(lr=0.01)"
 
 # (strategy, workers, optimizer): a new strategy adds a line
 CASES = [
-    ("ddp", 3, ADAMW),
+    pytest.param("ddp", 3, ADAMW, marks=pytest.mark.full),
     pytest.param("server", 2, ADAMW, marks=pytest.mark.full),
     pytest.param("resumable:ErrorFeedback", 2, SGD, marks=pytest.mark.full),  # `finished` is one, and is resumed
     pytest.param("syncline", 3, ADAMW, marks=pytest.mark.full),  # the next one has codec state as well

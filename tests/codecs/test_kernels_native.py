@@ -26,6 +26,7 @@ def run(**environment):
     return done.stdout
 
 
+@pytest.mark.full
 def test_switched_off():
     assert run(SYNCLINE_NATIVE="0") == "False switched off by SYNCLINE_NATIVE=0\n"
 
