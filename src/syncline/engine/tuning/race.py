@@ -4,18 +4,20 @@ A trial times a few steps of each plan, which may mislead on a machine that othe
 steps of the job, so it costs only what a plan is slower.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.table import Plan
 
-ROUNDS = 2
-"""Windows of steps that each plan gets."""
+ROUNDS, MOST_ROUNDS, SECONDS = 2, 6, 1.0
+"""Windows of steps that each plan gets: two, or more (up to six) until it has run for a second."""
 CLOSE = 0.1
 """A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
 BEHIND = 0.05
-"""A plan whose first window is longer than the fastest one by this share gets no other."""
+"""A plan that is slower than the fastest one by this share does not run again."""
 LOSSY = 0.02
 """A lossy plan has to be faster than the best dense one by this share."""
 
@@ -66,22 +68,26 @@ class Race:
             runners = [runner, *(one for one in others if one.step <= step * (1 + CLOSE))]
             self._others = []
             if len(runners) > 1:
+                rounds = max(ROUNDS, min(MOST_ROUNDS, math.ceil(SECONDS / (WINDOW * step))))
                 # There and back, so that a slow change of the machine is the same for all.
-                self._turns = [one for turn in range(ROUNDS) for one in (runners if turn % 2 == 0 else runners[::-1])]
+                self._turns = [one for turn in range(rounds) for one in (runners if turn % 2 == 0 else runners[::-1])]
                 self._turns.pop(0)
         best = self._fastest()
-        timed = {id(one): took for one, took in self._windows}
         limit = best.step * (1 + BEHIND)
-        self._turns = [one for one in self._turns if timed.get(id(one), 0.0) <= limit]
+        self._turns = [one for one in self._turns if self._typical(one) <= limit]
         self.current = self._turns[0] if self._turns else best
 
+    def _typical(self, runner: Timed) -> float:
+        """The lower median of a plan's windows, 0 without one: a slow window may be another program's fault."""
+        times = sorted(step for one, step in self._windows if one is runner)
+        return times[(len(times) - 1) // 2] if times else 0.0
+
     def _fastest(self) -> Timed:
-        """The plan with the fastest window: a slow one may be another program's fault."""
+        timed = {id(one): Timed(one.plan, Seen(self._typical(one))) for one, _ in self._windows}.values()
         dense, lossy = (
-            min((pair for pair in self._windows if pair[0].dense is kind), key=lambda pair: pair[1], default=None)
+            min((one for one in timed if one.dense is kind), key=lambda one: one.step, default=None)
             for kind in (True, False)
         )
-        if dense is None or (lossy is not None and lossy[1] < dense[1] * (1 - LOSSY)):
-            dense = lossy
-        assert dense is not None, "a window has been timed"
-        return Timed(dense[0].plan, Seen(dense[1]))
+        best = lossy if dense is None or (lossy is not None and lossy.step < dense.step * (1 - LOSSY)) else dense
+        assert best is not None, "a window has been timed"
+        return best
