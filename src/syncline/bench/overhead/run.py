@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser("overhead", __doc__)
     what = "comma list of specs to attach with; default: bf16 and powersgd"
     commands.add_argument("--codecs", dest="names", metavar="CODECS", type=split, help=what)
-    against = "instead: the best DDP on several networks; CPU: also the first steps, 35 minutes; CUDA: 8 minutes"
+    against = "instead: the best DDP on several networks; CPU: also the first steps, 30 minutes; CUDA: 8 minutes"
     commands.add_argument("--never-slower", action="store_true", help=against)
     commands.add_argument("--quick", action="store_true", help="with --never-slower: three small cells")
     part = "with --never-slower: only cells whose label contains this text (1Gbit); --out keeps the others it has"
