@@ -93,9 +93,6 @@ def test_plans_that_were_close_in_a_trial_run_in_turns() -> None:
     slow = {first: [1.4], second: [1.0, 1.1], third: [1.2]}
     assert raced(trial.race(), slow) == [first, second, third, second, second], "the trial was wrong about the first"
     assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).race().over
-    short = ExecutorTrial([], timed=[Timed(plan, Seen(0.02)) for plan in (first, second)]).race()
-    times = {first: [0.02, 0.03, 0.02, 0.03, 0.02], second: [0.019, 0.021, 0.021, 0.021, 0.021]}
-    assert raced(short, times)[-1] is first, "short steps run for a second, and one fast window does not decide"
 
 
 def test_bf16_has_to_be_faster_than_dense_over_windows_too() -> None:

@@ -12,7 +12,7 @@ from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.table import Plan
 
-ROUNDS, MOST_ROUNDS, SECONDS = 2, 6, 1.0
+ROUNDS, MOST_ROUNDS, SECONDS = 2, 2, 1.0
 """Windows of steps that each plan gets: two, or more (up to six) until it has run for a second."""
 CLOSE = 0.1
 """A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
