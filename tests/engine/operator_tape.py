@@ -1,8 +1,13 @@
-"""A tape like that of CUDA graphs, for the CPU: captures the operators of a function and runs them again."""
+"""A tape like that of CUDA graphs, for the CPU: captures the operators of a function and runs them again.
+
+As with CUDA graphs that share their memory, what a capture leaves in memory that it allocated is lost when another one
+runs: `overwrite` does that.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,12 +18,24 @@ class OperatorTape:
 
     def __init__(self) -> None:
         self.captures = 0
+        self.allocated: list[Tensor] = []
+        """What captures have allocated."""
+
+    def overwrite(self) -> None:
+        """Do what captures of another launch may do to the memory of this one."""
+        for tensor in self.allocated:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.captures += 1
         calls: list[Any] = []
         with Operators(calls):
             work()
+        for _, args, kwargs, made in calls:
+            given = {t.data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+            self.allocated += [
+                t for t in made if isinstance(t, Tensor) and not t._is_view() and t.data_ptr() not in given
+            ]
 
         def replay() -> None:
             for function, args, kwargs, made in calls:

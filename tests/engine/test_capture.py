@@ -59,6 +59,7 @@ def train_twice(rank: int, world: int, spec: str, lazy: bool) -> None:
             if made is None:
                 made = CapturedLaunch(captured.launches[0], tape)
             assert made.fits(captured.launches[0])
+            tape.overwrite()
             made.run(captured.launches[0], recorder)
         for here, there in zip(plain.targets, captured.targets, strict=True):
             assert torch.equal(here, there), f"step {step}"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncline._compat.tensors import copy_all, storage_users
+from syncline._compat.tensors import copy_all, storage_address, storage_users
 from syncline.codecs import Codec, Merge, Request, Result
 from syncline.codecs.coder import Payload, coder
 from syncline.engine.launch.batches import CodecBatch
@@ -115,6 +115,21 @@ class CapturedLaunch:
         while self._rounds[-1].messages:
             self._capture_round(run, launch.links)
         self._rounds.pop()
+        self._saved = self._state_outside()
+        """Pairs of memory that stays and of captured memory with a part of the new state."""
+
+    def _state_outside(self) -> list[tuple[Tensor, Tensor]]:
+        """Give the new state memory of its own: captures of other launches write to that of this one before it is read.
+
+        The residuals of float32 gradients are in such memory already, that of the packed gradients.
+        """
+        saved = []
+        for packed, state in zip(self._packed, self._after, strict=True):
+            for key, tensor in state.items():
+                if storage_address(tensor) != storage_address(packed):
+                    state[key] = torch.empty_like(tensor)
+                    saved.append((state[key], tensor))
+        return saved
 
     def _capture_start(self, run: LaunchRun, links: Sequence[Link]) -> None:
         for place, (packed, state) in enumerate(zip(self._packed, self._committed, strict=True)):
@@ -198,6 +213,7 @@ class CapturedLaunch:
                     unit.receive(part.averages)
                 else:
                     receive(unit, part.batch, part.result)
+        copy_all(self._saved)
         recorder.add("decode", "decode", begin, recorder.mark("decode"), unit=label, step=step)
         launch.norms = torch.stack([joint_norm(norms), joint_norm(averaged)]) if launch.measure else None
         launch.tentative = [dict(state) for state in self._after]
