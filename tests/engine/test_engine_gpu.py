@@ -23,6 +23,8 @@ from loops.table import ROWS
 from torch import nn
 
 import syncline
+from syncline import plan
+from syncline.cluster.gpu import mps_daemon
 from syncline.engine.executors import streams
 from syncline.engine.launch import capture
 from syncline.errors import PeerError
@@ -33,6 +35,8 @@ pytestmark = [
 ]
 LOOP_SECONDS = float(os.environ.get("SYNCLINE_LOOPS_SECONDS", "420"))
 """Loops that have not begun by then are left out of the run on a GPU."""
+PAIRS = max(1, (os.cpu_count() or 1) // 4)
+"""Pairs of ranks that share the table of loops and the GPU."""
 
 
 def join(rank: int, world: int, folder: str, timeout: float = 60) -> None:
@@ -62,9 +66,19 @@ def train_loops(rank: int, world: int, folder: str, wanted: list[str], captured:
 
 def run_loops(wanted: list[str], *, captured: bool, seconds: float, record_file: str | None) -> None:
     """Run these cells, as many as fit into the time; with `captured` launches from the second pass on."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train_loops, args=(2, folder, wanted, captured, seconds), nprocs=2)
-        done = json.loads(Path(folder, "rows.json").read_text())
+    with tempfile.TemporaryDirectory() as folder, mps_daemon() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        pairs = []
+        for number in range(PAIRS):
+            own = Path(folder, str(number))
+            own.mkdir()
+            arguments = (2, str(own), wanted[number::PAIRS], captured, seconds)
+            pairs.append((own, mp.spawn(train_loops, args=arguments, nprocs=2, join=False)))
+        for _, pair in pairs:
+            while not pair.join():
+                pass
+        done = [row for own, _ in pairs for row in json.loads((own / "rows.json").read_text())]
     failed = [row for row in done if row["problem"]]
     record = {
         "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "ranks": 2, "in_table": len(wanted),
@@ -72,7 +86,7 @@ def run_loops(wanted: list[str], *, captured: bool, seconds: float, record_file:
         "seconds": round(sum(row["seconds"] for row in done), 1), "cells": done,
     }  # fmt: skip
     print(f"{'way':10} {'run':>5} {'bit-equal':>10} {'to rounding':>12} {'failed':>7}")
-    for way in ways.WAYS:
+    for way in (*ways.WAYS, ways.START):
         mine = [row for row in done if row["cell"].endswith(f"-{way}")]
         bits, bad = sum(bool(row["bits"]) for row in mine), sum(bool(row["problem"]) for row in mine)
         print(f"{way:10} {len(mine):5} {bits:10} {len(mine) - bits - bad:12} {bad:7}")
@@ -160,7 +174,10 @@ def train_captured(rank: int, folder: str, spec: str, *, captured: bool) -> tupl
     net.append(nn.Conv1d(1, 8, 5)).cuda()
     net[-1].register_forward_pre_hook(lambda _, inputs: (inputs[0][:, None],))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    sync = syncline.attach(net, optimizer, compress=spec, tune=False, capture=captured, sentinel=7)
+    # A unit for each module: captures of several launches share their memory.
+    units = plan.default_plan(ways.shapes_of(net), compress=spec, group_bytes=0)
+    assert len(units.units) == 4
+    sync = syncline.attach(net, optimizer, plan=units, capture=captured, sentinel=7)
     losses = []
     for step in range(16):
         x = torch.randn(16, 64, generator=torch.Generator().manual_seed(100 * step + rank)).cuda()

@@ -68,7 +68,8 @@ def test_every_survivor_of_a_real_exchange_names_the_killed_rank():
         made[2].kill()
         for text, lost, _ in [made[0].hear(), made[1].hear()]:
             assert lost == (2,)
-            assert "is dead" in text
+            # On a busy machine the store may not answer in time: then only the process shows that it is gone.
+            assert "is dead" in text or "is gone: it died or ended" in text
 
 
 def test_a_rank_stuck_in_user_code_is_alive_but_has_not_joined():
