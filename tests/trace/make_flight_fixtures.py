@@ -20,7 +20,9 @@ import torch.distributed as dist
 from syncline.trace import dump_flight_recorder
 
 FOLDER = Path(__file__).parent / "fixtures" / "flight"
-WORLD, STEPS, LATE_S, HANG_S = 4, 5, 0.015, 3.0
+WORLD, STEPS, LATE_S = 4, 5, 0.015
+HANG_S = {"gloo": 3.0, "nccl": 20.0}
+"""NCCL connects the ranks in their first collectives, which takes seconds."""
 LATE_RANK, LOST_RANK, LOST_STEP = 1, 2, 3
 CASES = ("healthy", "late", "hang")
 
@@ -40,15 +42,16 @@ def train(case, backend, rank, folder, out):
     gradients, activations = [torch.ones(64, 32, device=device), torch.ones(32, device=device)], torch.ones(8)
     if case == "hang":
         # The loop of the other ranks will be blocked then.
-        threading.Timer(HANG_S, lambda: (dump_flight_recorder(out), time.sleep(1), os._exit(0))).start()
+        threading.Timer(HANG_S[backend], lambda: (dump_flight_recorder(out), time.sleep(1), os._exit(0))).start()
     for step in range(STEPS):
         if case == "late" and rank == LATE_RANK:
             time.sleep(LATE_S)
         if case == "hang" and rank == LOST_RANK and step == LOST_STEP:
             time.sleep(60)
         train_step(gradients, activations.to(device), pairs[rank // 2])
+        if backend == "nccl":
+            torch.cuda.synchronize()  # as a loop that prints its loss
     if backend == "nccl":
-        torch.cuda.synchronize()
         time.sleep(1)  # torch's watchdog notices what is done
     dump_flight_recorder(out)
     dist.barrier()

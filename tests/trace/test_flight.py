@@ -1,4 +1,4 @@
-"""Flight-recorder dumps: the culprit of hangs and stragglers is named, on real dumps of Gloo and on invented jobs."""
+"""Flight-recorder dumps: the culprit of hangs and stragglers is named, on real dumps and on invented jobs."""
 
 import json
 import pickle
@@ -319,3 +319,13 @@ def test_real_dumps_of_gloo():
     assert [frame.name for frame in stuck.findings[0].frames] == ["train_step", "train", "<module>"]
     for found in (healthy, slow, stuck):
         assert any("only the order of arrival is known" in note for note in found.notes)
+
+
+def test_real_dumps_of_nccl():
+    """Of an H200. The first calls of each group take NCCL longer than the late rank is late."""
+    healthy, slow, stuck = (read(FLIGHT / f"nccl-{case}") for case in ("healthy", "late", "hang"))
+    assert healthy.findings == ()
+    assert (slow.findings[0].kind, slow.culprits) == ("straggler", (1,))
+    assert (stuck.findings[0].kind, stuck.culprits, stuck.findings[0].waiting) == ("missing", (2,), (0, 1, 3))
+    assert (stuck.findings[0].sequence, stuck.findings[0].sizes) == (7, ((64, 32),))
+    assert [frame.name for frame in stuck.findings[0].frames] == ["train_step", "train", "<module>"]

@@ -5,7 +5,7 @@ differ by more than the delays, the order is wrong.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -19,6 +19,10 @@ STRAGGLER = "straggler"
 _LEAST_MS = 1.0
 """Delays below this are the jitter of calls and clocks."""
 _LEAST_CALLS = 3
+_Number = tuple[str, int]
+"""A collective: the name of its group, and its number there."""
+_Before = dict[int, dict[_Number, tuple[_Number | None, float]]]
+"""By rank and collective: the call before it, and the milliseconds since then."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +56,46 @@ def arrivals(groups: Sequence[GroupCalls]) -> ArrivalOrder:
     Ranks behind the largest gap between two arrivals are late together, if they are not the most. Gaps below a
     millisecond are jitter. A rank leaves a collective after all others have joined it. So it cannot be later for every
     collective than its own longest time between two calls, unless its clock is ahead.
+
+    Calls that do not wait (NCCL's) follow each other while a rank is late: the delay counts once, for the first of
+    them. Calls with which ranks start do not count.
     """
+    every: dict[tuple[int, ...], list[float]] = defaultdict(list)
     gaps: dict[tuple[int, ...], list[float]] = defaultdict(list)
     longest: dict[tuple[int, ...], float] = defaultdict(float)
     compared = 0
-    for group in groups:
-        numbers = _shared_numbers(group)
-        for number in numbers:
-            order = sorted((group.calls[rank][number][0].created, rank) for rank in group.present)
-            late, gap = late_together(order)
-            compared += 1
-            if late and gap / 1e6 >= _LEAST_MS:
-                gaps[late].append(gap / 1e6)
-                longest[late] = max(longest[late], _longest_interval_ms(group, late[0], numbers))
+    before = _calls_before(groups)
+    starting = _starting(before)
+    longest_interval = {
+        (group.name, rank): _longest_interval_ms(group, rank) for group in groups for rank in group.present
+    }
+    late_at: dict[_Number, tuple[tuple[int, ...], float]] = {}
+    for group, number, order in _in_order(groups):
+        late, gap_ns = late_together(order)
+        gap, here = gap_ns / 1e6, (group.name, number)
+        late_at[here] = late, gap
+        if here in starting:
+            continue
+        is_late = bool(late) and gap >= _LEAST_MS
+        if is_late:
+            every[late].append(gap)
+            longest[late] = max(longest[late], longest_interval[group.name, late[0]])
+        if any(_same_delay(rank, gap, before[rank][here], late_at) for rank in late):
+            continue
+        if not is_late and all(before[rank][here][1] < _LEAST_MS for _, rank in order):
+            continue  # nobody has done anything since the last call
+        compared += 1
+        if is_late:
+            gaps[late].append(gap)
+    ahead = {late for late, mine in every.items() if len(mine) >= _LEAST_CALLS and min(mine) > longest[late]}
+    rows = _rows({late: mine for late, mine in gaps.items() if late not in ahead})
+    return ArrivalOrder(rows, compared, _rows({late: every[late] for late in ahead}))
+
+
+def _rows(gaps: Mapping[tuple[int, ...], list[float]]) -> tuple[Arrivals, ...]:
     whole = sum(map(sum, gaps.values())) or 1.0
     rows = [Arrivals(ranks, len(mine), median(mine), sum(mine) / whole) for ranks, mine in gaps.items()]
-    rows.sort(key=lambda row: -row.share)
-    ahead = [row for row in rows if row.times_last >= _LEAST_CALLS and min(gaps[row.ranks]) > longest[row.ranks]]
-    return ArrivalOrder(tuple(row for row in rows if row not in ahead), compared, tuple(ahead))
+    return tuple(sorted(rows, key=lambda row: -row.share))
 
 
 def straggler(groups: Sequence[GroupCalls], order: ArrivalOrder) -> FlightFinding | None:
@@ -89,14 +115,63 @@ def straggler(groups: Sequence[GroupCalls], order: ArrivalOrder) -> FlightFindin
     return FlightFinding(STRAGGLER, late.ranks, sentence, group.label, waiting=others, frames=frames)
 
 
-def _longest_interval_ms(group: GroupCalls, rank: int, numbers: Sequence[int]) -> float:
-    created = [group.calls[rank][number][0].created for number in numbers]
+def _longest_interval_ms(group: GroupCalls, rank: int) -> float:
+    created = sorted(call[0].created for call in group.calls[rank].values())
     return max((later - earlier for earlier, later in pairwise(created)), default=0) / 1e6
 
 
 def _shared_numbers(group: GroupCalls) -> list[int]:
-    """Numbers that all ranks have called; without the first one of a job, to which ranks come as they start."""
+    """Numbers that all ranks have called."""
     if len(group.present) < 2:
         return []
-    shared = set.intersection(*(set(group.calls[rank]) for rank in group.present))
-    return sorted(number for number in shared if number > 1)
+    return sorted(set.intersection(*(set(group.calls[rank]) for rank in group.present)))
+
+
+def _in_order(groups: Sequence[GroupCalls]) -> list[tuple[GroupCalls, int, list[tuple[int, int]]]]:
+    """The collectives of all groups in the order of their first call, each with the times and ranks of its calls."""
+    found = []
+    for group in groups:
+        for number in _shared_numbers(group):
+            order = sorted((group.calls[rank][number][0].created, rank) for rank in group.present)
+            found.append((group, number, order))
+    return sorted(found, key=lambda each: each[2][0])
+
+
+def _calls_before(groups: Sequence[GroupCalls]) -> _Before:
+    """By rank and collective: the call before it, in any group, and the milliseconds since then."""
+    of_rank: dict[int, list[tuple[int, _Number]]] = defaultdict(list)
+    for group in groups:
+        for rank, calls in group.calls.items():
+            of_rank[rank] += [(call[0].created, (group.name, number)) for number, call in calls.items()]
+    found: _Before = {}
+    for rank, calls_of_rank in of_rank.items():
+        calls_of_rank.sort()
+        found[rank] = {calls_of_rank[0][1]: (None, float("inf"))} if calls_of_rank else {}
+        for (earlier, last), (created, here) in pairwise(calls_of_rank):
+            found[rank][here] = last, (created - earlier) / 1e6
+    return found
+
+
+def _starting(before: _Before) -> set[_Number]:
+    """Collectives that show how ranks start: the first one of each group, and what a rank calls next.
+
+    Ranks come to the first one as they start, and connect to each other in it, some sooner than others.
+    """
+    found: set[_Number] = set()
+    for calls in before.values():
+        for here, (last, _) in calls.items():
+            if here[1] == 1 or (last is not None and last[1] == 1):
+                found.add(here)
+    return found
+
+
+def _same_delay(
+    rank: int,
+    gap: float,
+    before: tuple[_Number | None, float],
+    late_at: Mapping[_Number, tuple[tuple[int, ...], float]],
+) -> bool:
+    """Whether a rank that is late was so at its last call, from which it has come sooner than that delay took."""
+    last, since = before
+    ranks, earlier = late_at.get(last, ((), 0.0)) if last is not None else ((), 0.0)
+    return rank in ranks and since < min(gap, earlier)
