@@ -6,13 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from odd_models import made, piped, plain, train
+from torch import nn
 
 from ranks import run_ranks
 from syncline.errors import PeerError, UsageError
+from syncline.pipeline.blocks import Sublayer
 from syncline.pipeline.cache import shared_cache
 from syncline.pipeline.freeze import Freezer
 from syncline.pipeline.freeze.apply import set_frozen
 from syncline.pipeline.run import Pipeline
+from syncline.pipeline.stage import StageModule
 from syncline.pipeline.transfer import checksum
 
 # ranks, model, [(frozen blocks, stages)], sizes of the batches in each of these parts
@@ -235,3 +238,17 @@ def _refused(rank, world):
 
 def test_a_model_without_a_training_parameter_and_unequal_replicas_are_named():
     assert len(run_ranks(_refused, 4)) == 4
+
+
+class _IgnoresTheMask(nn.Module):
+    def forward(self, x, mask):
+        return 2 * x
+
+
+def test_a_received_value_that_a_stage_does_not_use_gets_a_zero_gradient():
+    # As torch 2.11 receives them: every float wants a gradient, and has to send one back.
+    stage = StageModule([Sublayer(0, _IgnoresTheMask())], frozen=0, first=False, prefix=None)
+    x, mask = torch.ones(3, 4, requires_grad=True), torch.ones(3, 1, requires_grad=True)
+    stage(x, mask).sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 4), 2.0))
+    assert torch.equal(mask.grad, torch.zeros(3, 1))

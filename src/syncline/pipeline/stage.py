@@ -74,7 +74,7 @@ class StageModule(nn.Module):
             return self._run(values)
 
     def _run(self, values: Values) -> Any:
-        out: Any = values
+        out: Any = values if self._first else _received(values)
         if self._first:
             assert self.feed is not None
             index = int(values[0])
@@ -105,6 +105,30 @@ class StageModule(nn.Module):
     def _contiguous(out: Any) -> Any:
         values = tuple(value.contiguous() for value in as_values(out))  # as messages need them
         return values if len(values) > 1 else values[0]
+
+
+class _Received(torch.autograd.Function):
+    """Returns its inputs; in the backward pass, one that nobody has used gets zeros.
+
+    With torch 2.11 every received value wants a gradient, also a mask, and an error says that it has none to send back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> Values:
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients
+
+
+def _received(values: Values) -> Values:
+    """What a stage got from the one before: every value that wants a gradient gets one."""
+    wanted = [value for value in values if value.requires_grad]
+    if len(wanted) < 2:
+        return values
+    passed = iter(_Received.apply(*wanted))  # type: ignore[no-untyped-call]
+    return tuple(next(passed) if value.requires_grad else value for value in values)
 
 
 class Held(nn.Module):

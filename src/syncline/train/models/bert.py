@@ -60,7 +60,7 @@ class Layer(nn.Module):
     def attention(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The first sublayer: its output, and the mask for the next one."""
         rate = self.rate if self.training else 0.0
-        mixed = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask, dropout=rate)
+        mixed = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask > 0, dropout=rate)
         return self.norm1(x + F.dropout(self.mix(mixed), rate)), mask
 
     def feed_forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +96,14 @@ class Encoder(nn.Module):
         return x
 
     def embed(self, tokens: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the first layer, and the mask that hides padding."""
+        """The input of the first layer, and the mask that hides padding: 0 there, else 1.
+
+        It is not boolean, because stages of a pipeline can send only floats to each other with torch 2.11.
+        """
         place = torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self.words(tokens) + self.positions(place) + self.segments(segments)
-        return F.dropout(self.norm(x), self.size.dropout, self.training), visible(tokens, padding=0)
+        mask = visible(tokens, padding=0).to(x.dtype)
+        return F.dropout(self.norm(x), self.size.dropout, self.training), mask
 
     def split(self, head: Part, **about: Any) -> Split:
         """Embeddings, the sublayers of each layer, and a head that takes (hidden states, mask)."""
