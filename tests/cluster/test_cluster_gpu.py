@@ -57,6 +57,7 @@ def test_ranks_that_share_a_gpu_are_separate_hosts() -> None:
         "GLOO_SOCKET_IFNAME": "sync0",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }
+    assert rank_environment(3, _NODE, ranks_on_gpu=4)["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"
     # With a GPU each, the ranks of a node are one host: they may use what is fast inside one.
     assert rank_environment(3, _NODE, ranks_on_gpu=1)["NCCL_HOSTID"] == "host1"
 

@@ -34,8 +34,9 @@ def rank_environment(rank: int, node: Node, *, ranks_on_gpu: int) -> dict[str, s
         "NCCL_SOCKET_IFNAME": node.interface,
         "NCCL_IB_DISABLE": "1",
         "GLOO_SOCKET_IFNAME": node.interface,
-        # An MPS client has 2 by default, and then unrelated streams wait for each other.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        # An MPS client has 2 by default, and then unrelated streams wait for each other. All clients together have a
+        # limit: with 32 each, the fourth got no context.
+        "CUDA_DEVICE_MAX_CONNECTIONS": str(64 // max(2, ranks_on_gpu)),
     }
 
 
