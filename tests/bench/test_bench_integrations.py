@@ -26,6 +26,16 @@ def test_rows_are_ratios_of_the_same_round() -> None:
     assert made[0]["loss"] == [2.5]
 
 
+def test_losses_are_compared_with_dense_sharding_of_the_same_seed() -> None:
+    options = fsdp.Options(codecs=(), loss_seeds=(0, 1))
+    losses = {fsdp.HYBRID: [[4.0, 2.0], [8.0, 4.0]], fsdp.HYBRID_BF16: [[4.0, 2.0], [8.0, 4.0]]}
+    made = rows.fsdp_losses([{**losses, "syncline.fsdp": [[4.0, 2.3], [8.0, 3.4]]}] * 4, options)
+    assert made[2]["loss"] == pytest.approx([3.15, 5.7])
+    assert made[2]["above_dense_percent"] == pytest.approx([5.0, -5.0])
+    _, cells = rows.loss_table({"losses": made})
+    assert cells[2] == ["syncline.fsdp", "3.150 5.700", "+0.00", "-5.00 to +5.00"]
+
+
 def test_a_run_of_the_trainer_counts_all_steps_but_the_first() -> None:
     options = trainer.Options(models=("gpt2",), steps=3)
     slow = {"step_ms": [900.0, 100.0, 300.0], "losses": [3.0, 2.0, 1.0]}

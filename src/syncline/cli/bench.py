@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from syncline.cli import session
 from syncline.cli.app import new_app
@@ -223,7 +223,10 @@ def causes(
 
 @app.command()
 def integrations(
-    parts: Annotated[str, typer.Option(help="fsdp, trainer, or both with a comma between them.")] = "fsdp,trainer",
+    parts: Annotated[
+        str, typer.Option(help="Comma-separated: fsdp (speed), fsdp-loss, trainer.")
+    ] = "fsdp,fsdp-loss,trainer",
+    device: Device = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models, to see that all works.")] = False,
     out: Out = None,
     as_json: Json = False,
@@ -231,14 +234,15 @@ def integrations(
 ) -> None:
     """Measure FSDP2 against torch's hybrid sharding, and the Trainer of transformers against its DDP, on slow links."""
     session.enter_user_namespace()
-    from syncline.bench.integrations.rows import table
+    from syncline.bench.integrations.rows import loss_table, table
     from syncline.bench.integrations.run import measure
     from syncline.report.tables import simple_table
 
     console = Console(stderr=as_json)
     with progress_lines(console, quiet=quiet) as progress:
-        result = measure(split(parts), quick=quick, progress=progress)
-    shown = simple_table("integrations", *table(result), fold=True)
+        result = measure(split(parts), device=device, quick=quick, progress=progress)
+    tables = {"integrations": table(result), "FSDP2: losses": loss_table(result)}
+    shown = Group(*(simple_table(title, *lines, fold=True) for title, lines in tables.items() if lines[1]))
     write_and_print("integrations", result, shown, console, out=out, as_json=as_json)
 
 

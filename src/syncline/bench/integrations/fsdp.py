@@ -1,6 +1,6 @@
 """FSDP2 on nodes of two ranks: torch's hybrid sharding, dense and BF16, against `syncline.fsdp`; one rank's part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ class Options:
 
     nodes: int = 2
     bandwidth: str = "1Gbit"
-    codecs: tuple[str, ...] = ("bf16", "powersgd(rank=4) | bf16")
+    device: str = "cpu"
+    codecs: tuple[str, ...] = ("bf16", "int8", "int4", "powersgd(rank=16) | bf16")
     layers: int = 6
     width: int = 512
     tokens: int = 8
@@ -32,11 +33,19 @@ class Options:
     steps: int = 4
     threads: int = 1
     seed: int = 0
+    loss_steps: int = 40
+    """Steps of each training whose losses are compared, on links without a limit."""
+    loss_seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
     def ways(self) -> tuple[str, ...]:
         """The names of all ways: without the network between nodes, torch's two, and ours."""
-        return (ALONE, HYBRID, HYBRID_BF16, "syncline.fsdp", *(f"syncline.fsdp({codec})" for codec in self.codecs))
+        return (ALONE, *self.trained)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The ways whose replicas train one model: all but the one without the network."""
+        return (HYBRID, HYBRID_BF16, "syncline.fsdp", *(f"syncline.fsdp({codec})" for codec in self.codecs))
 
 
 class _Language(nn.Module):
@@ -66,7 +75,7 @@ class Way:
 
     def __init__(self, name: str, mesh: DeviceMesh, options: Options) -> None:
         torch.manual_seed(options.seed)
-        self.model: Any = _Language(options)
+        self.model: Any = _Language(options).to(options.device)
         self.gradient_bytes = sum(4 * p.numel() for p in self.model.parameters())
         inside = mesh if name.startswith("hybrid") else mesh["shard"]
         policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if name == HYBRID_BF16 else None)
@@ -80,7 +89,8 @@ class Way:
             self.sync = fsdp.attach(self.model, replicate=mesh["replicate"], compress=codec)
         random = torch.Generator().manual_seed(options.seed + dist.get_rank())
         starts = torch.randint(0, 2000, (64,), generator=random)
-        self.batches = [((start + torch.arange(options.tokens + 1)) % 2000)[None] for start in starts]
+        rows = [((start + torch.arange(options.tokens + 1)) % 2000)[None] for start in starts]
+        self.batches = [row.to(options.device) for row in rows]
         self.losses: list[float] = []
 
     def step(self) -> None:
@@ -96,9 +106,10 @@ class Way:
 def rank_main(place: Place, options: Options, report: Report) -> dict[str, Any]:
     """Time every way in every round; returns milliseconds per step by way, and losses."""
     torch.set_num_threads(options.threads)
-    mesh = init_device_mesh("cpu", (options.nodes, PER_NODE), mesh_dim_names=("replicate", "shard"))
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    mesh = init_device_mesh(options.device, (options.nodes, PER_NODE), mesh_dim_names=("replicate", "shard"))
     ways = {name: Way(name, mesh, options) for name in options.ways}
-    clock, times = Clock(torch.device("cpu")), {name: list[float]() for name in ways}
+    clock, times = Clock(device), {name: list[float]() for name in ways}
     for number in range(options.rounds + 1):  # the first one is warm-up
         for name, way in list(ways.items())[:: -1 if number % 2 else 1]:
             dist.barrier()
@@ -115,3 +126,20 @@ def rank_main(place: Place, options: Options, report: Report) -> dict[str, Any]:
         if way.sync is not None:
             way.sync.close()
     return {"times": times, "losses": losses, "gradient_bytes": size}
+
+
+def train_main(place: Place, options: Options, report: Report) -> dict[str, list[list[float]]]:
+    """Train every way from every seed; returns the losses of all steps, by way and seed."""
+    torch.set_num_threads(options.threads)
+    mesh = init_device_mesh(options.device, (options.nodes, PER_NODE), mesh_dim_names=("replicate", "shard"))
+    losses: dict[str, list[list[float]]] = {name: [] for name in options.trained}
+    for seed in options.loss_seeds:
+        for name, of_seeds in losses.items():
+            way = Way(name, mesh, replace(options, seed=seed))
+            for _ in range(options.loss_steps):
+                way.step()
+            if way.sync is not None:
+                way.sync.close()
+            of_seeds.append(way.losses)
+            report(f"seed {seed}, {name}: loss {way.losses[-1]:.3f}")
+    return losses

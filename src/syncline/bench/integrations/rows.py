@@ -8,6 +8,7 @@ from syncline.bench.timing import ratios, summarize
 from syncline.stats import mean
 
 HEADINGS = ("what", "network", "way", "step ms", "rival / way", "last loss")
+LOSS_HEADINGS = ("way", "mean loss by seed", "difference to dense, %", "range")
 _LAST = 5
 """The loss of a run is the mean of so many last steps."""
 
@@ -30,6 +31,27 @@ def fsdp_rows(records: Sequence[dict[str, Any]], options: fsdp.Options) -> list[
             }
         )
     return made
+
+
+def fsdp_losses(records: Sequence[dict[str, Any]], options: fsdp.Options) -> list[dict[str, Any]]:
+    """A row for each way: its mean loss over all steps by seed, and how far that is from dense hybrid sharding's."""
+    seeds = range(len(options.loss_seeds))
+    found = {way: [mean([mean(record[way][at]) for record in records]) for at in seeds] for way in options.trained}
+    made = []
+    for way, losses in found.items():
+        above = [100 * (mine / dense - 1) for mine, dense in zip(losses, found[fsdp.HYBRID], strict=True)]
+        made.append({"way": way, "steps": options.loss_steps, "loss": losses, "above_dense_percent": above})
+    return made
+
+
+def loss_table(result: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
+    """Headings and cells: the losses of each way beside those of dense hybrid sharding."""
+    lines = []
+    for row in result["losses"]:
+        above = row["above_dense_percent"]
+        losses = " ".join(f"{loss:.3f}" for loss in row["loss"])
+        lines.append([row["way"], losses, f"{mean(above):+.2f}", f"{min(above):+.2f} to {max(above):+.2f}"])
+    return LOSS_HEADINGS, lines
 
 
 def trainer_rows(records: Sequence[dict[str, Any]], options: trainer.Options, network: str) -> list[dict[str, Any]]:
