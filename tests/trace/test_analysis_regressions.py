@@ -292,6 +292,20 @@ def test_probing_and_planning_in_one_step_share_its_update():
     assert dict(found.causes) == pytest.approx({"replan": 90, "probe": 20})
 
 
+@pytest.mark.parametrize(("planned", "steady"), [(3, 6), (6, 3), (7, 10), (9, 10)])
+def test_a_tuned_job_that_plans_again_near_the_end_keeps_its_steps_for_the_verdict(planned, steady):
+    # 10 slow steps are recorded of a job that has trained before; the tuner plans again because of them.
+    spans = []
+    for n in range(10):
+        at = 200 * n
+        spans += [span("step", at, at + 100, step=n + 50), span("data", at, at + 70, step=n + 50)]
+        spans += [span("forward", at + 70, at + 100 if n != planned else at + 90, step=n + 50)]
+        if n == planned:
+            spans += [span("update", at + 90, at + 100, name="replan", step=n + 50)]
+    told = analyze(Trace.of(spans))
+    assert (told.verdict.kind, told.usual_steps) == ("input-bound", steady)
+
+
 def test_steps_before_time_zero_end_with_their_last_span():
     told = analyze(Trace.of([span("forward", 10 * n - 1000, 10 * n - 992, step=n) for n in range(20)], split=False))
     assert told.per_step[-1]["ms"] == pytest.approx(8)

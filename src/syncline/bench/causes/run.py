@@ -138,6 +138,7 @@ def _line(one: dict[str, Any]) -> str:
         f"{one['number']:3d} {one['cause']}{where}, {one['loop']}, {one['ranks']} ranks: {verdict};"
         f" recoverable {one['recoverable_ms']:.1f} ms, cost {one['cost_ms']:.1f} ms"
         f" ({steps['with']:.1f} - {steps['without']:.1f}){'' if one['close'] else ' NOT CLOSE'}"
+        f"{'' if one['right'] else '. ' + one['verdict']['sentence']}"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.stats import mean_or_zero, upper_limit
-from syncline.trace.analysis.steps import Prepared, usual_places
+from syncline.trace.analysis.steps import FEWEST, Prepared, usual_places
 from syncline.trace.span import PHASES
 
 PLANNING = ("replan", "probe")
@@ -46,8 +46,10 @@ def start_up(trace: Prepared) -> StartUp:
     if trace.steps[0] == 0 and len(series) > 1:
         begin = max(begin, 1)
     made = [place for place, step in enumerate(trace.steps) if "replan" in planned.get(step, {})]
-    if made and made[0] + 1 < len(series):
-        begin = max(begin, made[0] + 1)  # before its first plan Syncline measures, with another plan
+    # Before its first plan Syncline measures, with another plan. But if the trace begins with a tuned job that plans
+    # again near the end, because a step got slower, the steps before that are what was recorded.
+    if made and made[0] + 1 + FEWEST <= len(series):
+        begin = max(begin, made[0] + 1)
     usual = mean_or_zero([series[place] for place in usual_places(series[begin:], begin)])
     early, late = trace.steps[:begin], trace.steps[begin:]
     extra = sum(ms - usual for ms in series[:begin])

@@ -11,6 +11,8 @@ from syncline.trace.merge.merge_ranks import Trace
 from syncline.trace.span import COMPUTE_LANES, STEP, Span
 from syncline.wording import plural
 
+FEWEST = 3
+"""The least number of steady steps for a verdict."""
 Bounds = tuple[int, int]
 _RARE = 0.25  # share of the steps: what happens in more of them belongs to a usual step
 _FAR = 1.5  # times the upper quartile: on a busy machine many steps are somewhat slower than the median

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from syncline.stats import mean_or_zero
 from syncline.trace.analysis.causes import CAUSES, Cause
 from syncline.trace.analysis.findings import Facts, Finding
+from syncline.trace.analysis.steps import FEWEST
 from syncline.trace.span import PHASES, TRAINING_LANES
 
-FEWEST = 3
-"""The least number of steady steps for a verdict."""
 MATTERS = 0.05
 """A cause with a smaller share of the step is left out."""
 _MOSTLY = 0.6  # compute's share of a compute-bound step
