@@ -95,6 +95,16 @@ def test_plans_that_were_close_in_a_trial_run_in_turns() -> None:
     assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).race().over
 
 
+def test_short_steps_get_a_second_chance_since_a_trial_times_few_of_them() -> None:
+    dense, half = (bucket_plan(SHAPES, codec=codec) for codec in ("none", "bf16"))
+    trial = ExecutorTrial([dense, half])
+    for step in (0.04, 0.05):
+        trial.add(Seen(step), TIMED)
+    assert trial.fastest().plan is dense
+    times = {dense: [0.04, 0.04], half: [0.03, 0.03]}
+    assert raced(trial.race(), times)[-1] is half, "25% slower in three steps, and 25% faster over windows"
+
+
 def test_bf16_has_to_be_faster_than_dense_over_windows_too() -> None:
     dense, half = (bucket_plan(SHAPES, codec=codec) for codec in ("none", "bf16"))
     trial = ExecutorTrial([dense, half])

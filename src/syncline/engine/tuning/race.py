@@ -4,18 +4,17 @@ A trial times a few steps of each plan, which may mislead on a machine that othe
 steps of the job, so it costs only what a plan is slower.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.table import Plan
 
-ROUNDS, MOST_ROUNDS, SECONDS = 2, 2, 1.0
-"""Windows of steps that each plan gets: two, or more (up to six) until it has run for a second."""
-CLOSE = 0.1
-"""A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
+ROUNDS = 2
+"""Windows of steps that each plan gets."""
+CLOSE, CLOSE_SHORT, SHORT = 0.1, 0.5, 0.1
+"""A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out.
+Steps shorter than SHORT seconds may be off by more, since a trial times few of them, and a window costs little."""
 BEHIND = 0.05
 """A plan that is slower than the fastest one by this share does not run again."""
 LOSSY = 0.02
@@ -65,12 +64,12 @@ class Race:
         self._windows.append((runner, step))
         if self._others:
             others = sorted(self._others, key=lambda one: one.step)
-            runners = [runner, *(one for one in others if one.step <= step * (1 + CLOSE))]
+            close = CLOSE if step >= SHORT else CLOSE_SHORT
+            runners = [runner, *(one for one in others if one.step <= step * (1 + close))]
             self._others = []
             if len(runners) > 1:
-                rounds = max(ROUNDS, min(MOST_ROUNDS, math.ceil(SECONDS / (WINDOW * step))))
                 # There and back, so that a slow change of the machine is the same for all.
-                self._turns = [one for turn in range(rounds) for one in (runners if turn % 2 == 0 else runners[::-1])]
+                self._turns = [one for turn in range(ROUNDS) for one in (runners if turn % 2 == 0 else runners[::-1])]
                 self._turns.pop(0)
         best = self._fastest()
         limit = best.step * (1 + BEHIND)
