@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
@@ -37,9 +37,18 @@ from syncline.trace.record.cpu_time import available_cores
 from syncline.train.session.machine import busy_share
 
 
-def measure(chosen: Sequence[Case], *, keep: Path | None = None, progress: Progress = print) -> list[dict[str, Any]]:
-    """Run the cases one after the other, and judge each; `keep` is a folder for the traces."""
-    rows = []
+Rows = list[dict[str, Any]]
+
+
+def measure(
+    chosen: Sequence[Case], *, keep: Path | None = None, progress: Progress = print,
+    save: Callable[[Rows], None] = lambda rows: None,
+) -> Rows:  # fmt: skip
+    """Run the cases one after the other, and judge each; `keep` is a folder for the traces.
+
+    `save` gets the rows so far after each case: a run of many minutes may be interrupted.
+    """
+    rows: Rows = []
     warm_up()
     with tempfile.TemporaryDirectory(prefix="syncline-") as temporary:
         for case in chosen:
@@ -47,6 +56,7 @@ def measure(chosen: Sequence[Case], *, keep: Path | None = None, progress: Progr
             record(case, folder)
             rows.append(judge(folder))
             progress(_line(rows[-1]))
+            save(rows)
             if keep is None:
                 shutil.rmtree(folder)
     return rows
@@ -165,25 +175,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="a page to write the tables into")
     given = parser.parse_args(arguments)
     progress = partial(print, file=sys.stderr, flush=True)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    command = shlex.join(["python", "-m", "syncline.bench.causes", *words])
+    judged: Rows = []
+
+    def save(rows: Rows) -> None:
+        if given.out is not None:
+            write_json(result_of([*judged, *rows], command=command, busy=busy), given.out)
+
     try:
         busy = busy_share(1.0)
-        rows = []
         for file in (file for kept in given.judge for file in sorted(kept.glob("*/case.json"))):
-            rows.append(judge(file.parent))
-            progress(_line(rows[-1]))
+            judged.append(judge(file.parent))
+            progress(_line(judged[-1]))
         drawn = cases(given.runs, seed=given.seed, device=given.device)
         drawn = [c for c in drawn if c.cause in (given.cause or CAUSES) and c.loop in (given.loop or LOOPS)]
-        rows += measure(_possible(drawn), keep=given.keep, progress=progress) if drawn else []
+        rows = measure(_possible(drawn), keep=given.keep, progress=progress, save=save) if drawn else []
     except UsageError as error:
         parser.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)
         return 1
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    result = result_of(rows, command=shlex.join(["python", "-m", "syncline.bench.causes", *words]), busy=busy)
+    save(rows)
+    result = result_of([*judged, *rows], command=command, busy=busy)
     print(console_table(result))
-    if given.out is not None:
-        write_json(result, given.out)
     if given.page is not None:
         write_page(given.page, result)
     return 0

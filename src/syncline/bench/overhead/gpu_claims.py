@@ -69,7 +69,7 @@ FREE = (
     GpuCell(VIT, "synthetic", steps=4),
 )
 SHAPED = (
-    *(GpuCell(RESNET, SMALL, bandwidth=rate, blocks=5, steps=6) for rate in ("100Gbit", "20Gbit", "5Gbit")),
+    *(GpuCell(RESNET, SMALL, bandwidth=rate, blocks=5, steps=6) for rate in ("30Gbit", "10Gbit", "5Gbit")),
     GpuCell(RESNET, SMALL, bandwidth="1Gbit", blocks=3, steps=3, warm_up=2),
     GpuCell(RESNET, SMALL, bandwidth="200Mbit", blocks=2, steps=2, warm_up=1),
 )
