@@ -32,6 +32,16 @@ def test_the_schedule_is_pipetransformers(alpha):
     assert changes == [(t, n) for t, n in enumerate(frozen) if t and n != frozen[t - 1]]
 
 
+def test_the_first_epochs_and_the_last_blocks_can_be_left_out():
+    late = [schedule(Progress(t, 12, 0), alpha=1 / 2, after=2, keep=2) for t in range(8)]
+    assert late == [0, 0, 0, 6, 9, 10, 10, 10]
+    at_once = [schedule(Progress(t, 8, 0), alpha=0.9, after=3, keep=1) for t in range(6)]
+    assert at_once == [0, 0, 0, 0, 7, 7]
+    assert schedule(Progress(5, 2, 0), alpha=0.5, keep=3) == 0, "more blocks stay than there are"
+    falling = [12.0 - block for block in range(12)]
+    assert gradnorm(Progress(3, 12, 0, falling), alpha=1 / 2, after=2, keep=8) == 4
+
+
 @pytest.mark.parametrize("depth", [1, 2, 7, 24, 48])
 def test_the_schedule_works_for_any_depth(depth):
     frozen = [schedule(Progress(t, depth, 0), alpha=1 / 3) for t in range(40)]
@@ -155,6 +165,8 @@ def test_common_options_go_with_every_policy():
     [
         ("schedul", "did you mean 'schedule'"),
         ("schedule(alpha=2)", "alpha is 2"),
+        ("schedule(after=-1)", "use 0 or more epochs"),
+        ("gradnorm(keep=-1)", "use 0 or more epochs and blocks"),
         ("schedule(a=1)", "takes"),
         ("schedule(every=-1)", "0 or more"),
         ("schedule(every=many)", "every takes a whole number"),

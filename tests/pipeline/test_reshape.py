@@ -189,3 +189,47 @@ def test_micro_batches_are_simulated_and_timed_and_reshapes_are_taken_if_they_pa
     assert (taken.pays, str(taken.new), now) == (True, now, "1x4")
     assert taken.payback_steps > 0
     assert micro == 1
+
+
+def _confirm(rank, world):
+    torch.manual_seed(0)
+    calls = []
+
+    class Counting(Pipeline):
+        def confirm_micro_batches(self, *args, **options):
+            calls.append(str(self.shape))
+            return super().confirm_micro_batches(*args, **options)
+
+    def built():
+        model, data = workload("vit(size=tiny)")
+        blocks = Blocks.of(model)
+        batch = batch_of(data, torch.arange(8))
+        times = measure_sublayers(blocks, batch)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Counting(blocks, optimizer, stages=2, confirm=True, times=times), batch
+
+    pipe, batch = built()
+    for _ in range(2):
+        pipe.train_batch(batch)
+        pipe.optimizer.step()
+        pipe.optimizer.zero_grad()
+    first = pipe.micro_batches
+    state = [pipe.state_dict()]
+    dist.broadcast_object_list(state, src=0)
+    pipe.reshape(stages=1)
+    pipe.train_batch([part[list(pipe.share(8))] for part in batch], total=8)
+    steps = pipe.steps
+    pipe.close()
+    again, _ = built()
+    again.load_state_dict(state[0])
+    again.train_batch(batch)
+    kept = again.micro_batches
+    again.close()
+    return calls, first, kept, steps
+
+
+def test_every_shape_is_timed_once_and_a_checkpoint_keeps_the_number_of_micro_batches():
+    for calls, first, kept, steps in run_ranks(_confirm, 2):
+        assert calls == ["2x1", "1x2"], "not again after loading"
+        assert kept == first
+        assert steps == 3, "timing steps do not count"

@@ -60,6 +60,7 @@ class Pipeline:
         *,
         stages: int,
         micro_batches: int | None = None,
+        confirm: bool = False,
         schedule: str = "1f1b",
         prefix: Prefix | None = None,
         times: Sequence[SublayerTime] | None = None,
@@ -75,7 +76,9 @@ class Pipeline:
             optimizer: The optimizer of all its parameters.
             stages: Ranks that share one copy of the model; a divisor of the number of ranks. The rest is replicas.
             micro_batches: Micro-batches per step and replica, while there are stages. None: chosen by simulation of the
-                first step where `times` are known, else twice the stages. See `confirm_micro_batches`.
+                first step where `times` are known, else twice the stages.
+            confirm: Time several numbers of micro-batches in the first step of every shape (`confirm_micro_batches`),
+                where `micro_batches` is None.
             schedule: `gpipe`, `1f1b`, `looped`, `interleaved`, `zero-bubble` or `zbv`.
             prefix: Supplies the activations behind the frozen sublayers of the first stage (a cache).
             times: Measured times of the sublayers (`measure_sublayers`, before the model is cut); stages and reshapes
@@ -97,6 +100,9 @@ class Pipeline:
         self._timeout = timeout_of(world, timeout)
         self._options, self._prefix = exchange, prefix
         self._asked_micro_batches, self._chosen_micro_batches = micro_batches, 0
+        self._confirm = confirm and micro_batches is None
+        self._confirmed: Shape | None = None
+        """The shape whose number of micro-batches was timed."""
         self._shapes = {name: tensor.shape for name, tensor in tensors_of(blocks).items()}
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         shape = Shape.of(self._world, stages)
@@ -178,9 +184,13 @@ class Pipeline:
         if not any(self._training):
             raise UsageError("every parameter of the model is frozen: there is nothing to train")
         total = len(batch[0]) * self.shape.replicas if total is None else total
+        if self._confirm and self._confirmed != self.shape:
+            self._confirmed = self.shape
+            self.confirm_micro_batches(batch, total=total, ids=ids, view=view)
         if total > self._choice.samples:
             self._choice.samples = total
-            self._choose_micro_batches()
+            if self._confirmed != self.shape:
+                self._choose_micro_batches()
         with self._communicating(f"step {self.steps}: training"):
             loss = self._runner.train(batch, self.micro_batches, total=total, ids=ids, view=view)
         self.steps += 1
@@ -416,7 +426,8 @@ class Pipeline:
         if self._rank:
             return {}
         frozen = [name for name, p in self.blocks.model.named_parameters() if not p.requires_grad]
-        return {**state, "frozen": frozen, "stages": self.shape.stages, "steps": self.steps}
+        shape = {"stages": self.shape.stages, "micro_batches": self.micro_batches}
+        return {**state, "frozen": frozen, **shape, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from rank 0's `state_dict`, given whole on every rank, in any shape. Blocks freeze as they were."""
@@ -427,6 +438,9 @@ class Pipeline:
         put_state(self.blocks, self.optimizer, state, self._holders_here())
         self._renew_runner()  # a cache must see that the frozen weights are other ones
         self._gradients.follow_freeze(self.steps)
+        if self._confirm and state["stages"] == self.shape.stages and "micro_batches" in state:
+            # As the run had them: another number adds gradients in another order.
+            self._chosen_micro_batches, self._confirmed = int(state["micro_batches"]), self.shape
         self.steps = int(state["steps"])
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from syncline.bench.pipeline.options import Options, Way
@@ -97,6 +98,8 @@ class _Ddp(_Job):
         super().__init__(*args)
         self.replicas, self.rank = dist.get_world_size(), dist.get_rank()
         self._model = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
+        if self.way.bf16:
+            self._model.register_comm_hook(None, bf16_compress_hook)
 
     def step(self, step: int) -> Tensor:
         """A plain DDP step."""
@@ -133,9 +136,10 @@ class _Piped(_Job):
             )  # fmt: skip
         with autocast(options, device):
             times = measure_sublayers(blocks, self.batch(self.sampler(0)[1], 0))
-        self._pipe = Pipeline(blocks, self.optimizer, stages=way.stages, prefix=self.cache, compress=None, times=times)
-        self._confirmed: tuple[int, ...] = ()
-        """The shape whose number of micro-batches was timed."""
+        codec = options.compress or None
+        self._pipe = Pipeline(
+            blocks, self.optimizer, stages=way.stages, confirm=True, prefix=self.cache, compress=codec, times=times
+        )
         self._freezer = Freezer(blocks, options.freeze) if way.freeze else None
         self.stages, self.replicas, self.rank = *astuple(self._pipe.shape), self._pipe.replica
 
@@ -150,9 +154,6 @@ class _Piped(_Job):
             self.cache.prefetch(ahead[mine.start : mine.stop], view)
         with autocast(self.options, self.device):
             batch, total = self.batch(ids, epoch), len(indices)
-            if self._confirmed != astuple(self._pipe.shape):
-                self._pipe.confirm_micro_batches(batch, total=total, ids=ids, view=view)
-                self._confirmed = astuple(self._pipe.shape)
             loss = self._pipe.train_batch(batch, total=total, ids=ids, view=view)
         self._update()
         return loss

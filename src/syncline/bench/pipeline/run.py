@@ -41,8 +41,8 @@ QUICK = {
 }  # fmt: skip
 """A run of seconds, to see that all works."""
 GENERATED = {
-    "data": "shapes(classes='0-2', train=5120, test=3000)",
-    "pretrain": "shapes(classes='3-9', train=42000, test=2000)",
+    "data": "shapes(classes='0-3', train=5120, test=4000)",
+    "pretrain": "shapes(classes='4-9', train=36000, test=2000)",
 }
 """The data where Fashion-MNIST is not installed."""
 

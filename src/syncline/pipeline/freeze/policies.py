@@ -56,18 +56,25 @@ def none(progress: Progress) -> int:
 
 
 @policy("schedule")
-def schedule(progress: Progress, *, alpha: float = 1 / 3) -> int:
-    """Freeze the share `alpha` of the remaining blocks after each epoch: ceil(L * (1 - (1 - alpha)^epoch)) in total."""
+def schedule(progress: Progress, *, alpha: float = 1 / 3, after: int = 0, keep: int = 0) -> int:
+    """Freeze the share `alpha` of the remaining blocks after each epoch: ceil(L * (1 - (1 - alpha)^epoch)) in total.
+
+    The first `after` epochs do not count: all blocks adapt to the new task while the learning rate is high. The last
+    `keep` blocks never freeze.
+    """
     if not 0 <= alpha < 1:
         raise UsageError(f"alpha is {alpha:g}: use a number from 0 up to, but not including, 1")
+    if after < 0 or keep < 0:
+        raise UsageError(f"{after=} and {keep=}: use 0 or more epochs and blocks")
     # Rounded first: 12 * (1 - 0.75) must be 3, not the next number above it.
-    return math.ceil(round(progress.blocks * (1 - (1 - alpha) ** progress.epoch), 9))
+    frozen = math.ceil(round(progress.blocks * (1 - (1 - alpha) ** max(0, progress.epoch - after)), 9))
+    return max(0, min(frozen, progress.blocks - keep))
 
 
 @policy("gradnorm", needs=("norms",))
-def gradnorm(progress: Progress, *, alpha: float = 1 / 3) -> int:
-    """Freeze up to the block with the smallest gradient norm, but never more blocks than `schedule(alpha)` does."""
-    bound = schedule(progress, alpha=alpha)
+def gradnorm(progress: Progress, *, alpha: float = 1 / 3, after: int = 0, keep: int = 0) -> int:
+    """Freeze up to the block with the smallest gradient norm, but never more blocks than `schedule` does."""
+    bound = schedule(progress, alpha=alpha, after=after, keep=keep)
     if progress.norms is None:
         return progress.frozen
     norms = progress.norms

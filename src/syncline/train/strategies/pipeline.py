@@ -11,6 +11,7 @@ from syncline.engine.process_groups import Groups, parent_group, timeout_of
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.cache import ActivationCache, shared_cache
 from syncline.pipeline.freeze import Freezer
+from syncline.pipeline.measure import measure_sublayers
 from syncline.pipeline.run import Pipeline
 from syncline.train.strategies.base import Context, Synchroniser
 
@@ -31,8 +32,16 @@ class Piped(Synchroniser):
             self._cache = shared_cache(
                 layers, samples=shrink.samples, ram=parse_bytes(shrink.cache), group=context.group
             )
+        times = measure_sublayers(self._blocks, shrink.example()) if shrink.pipe > 1 and shrink.example else None
         self.pipe = Pipeline(
-            self._blocks, optimizer, stages=shrink.pipe, prefix=self._cache, recorder=context.recorder, **exchange
+            self._blocks,
+            optimizer,
+            stages=shrink.pipe,
+            confirm=True,
+            prefix=self._cache,
+            times=times,
+            recorder=context.recorder,
+            **exchange,
         )
         world = parent_group(context.group)
         self._groups = Groups(world, timeout_of(world, None))
