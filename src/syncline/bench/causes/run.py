@@ -36,7 +36,6 @@ from syncline.trace.analysis.analyze import analyze
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.session.machine import busy_share
 
-
 Rows = list[dict[str, Any]]
 
 

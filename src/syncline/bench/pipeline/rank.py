@@ -2,11 +2,11 @@
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,20 +30,31 @@ from syncline.train.rank.memory import PeakMemory
 from syncline.train.workload import build, load_optimizer
 
 Payload = tuple[RankOptions, str, str, Options, tuple[Way, ...], int]
+T = TypeVar("T")
 _EVALUATED = 500
+_WARM_UP = 2
 
 
 def run_rank(place: Place, payload: Payload, report: Report) -> None:
     """Train in the given ways, one after the other. Reports text, and (way, record) when a way is done."""
     ranks, store, folder, options, ways, seed = payload
     with joined(ranks, place, store) as device:
+        about = options, seed, device, Path(folder)
+        # Does not count: the first way must not pay for the start of the machine.
+        _with_job(ways[0], about, lambda job: [job.step(step) for step in range(_WARM_UP)])
         for way in ways:
-            job = (_Ddp if not way.stages else _Piped)(way, options, seed, device, Path(folder))
-            record = _train(job, report)
-            job.close()
-            del job
-            gc.collect()
-            report((way.name, record))
+            report((way.name, _with_job(way, about, lambda job: _train(job, report))))
+
+
+def _with_job(way: Way, about: tuple[Options, int, torch.device, Path], use: Callable[["_Job"], T]) -> T:
+    """What `use` gives for the job of a way, whose memory is free afterwards."""
+    job = (_Piped if way.stages else _Ddp)(way, *about)
+    try:
+        return use(job)
+    finally:
+        job.close()
+        del job
+        gc.collect()
 
 
 class _Job:
