@@ -11,6 +11,7 @@ from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.freeze import Freezer, Measured, advance
 from syncline.pipeline.freeze.measure import gradient_norms
 from syncline.trace import Recorder
+from syncline.train.workload import build
 
 
 class Block(nn.Module):
@@ -80,6 +81,21 @@ def test_frozen_blocks_are_fixed_and_the_optimizer_is_not_touched():
         x = torch.randn(16, 4)
         outputs = [model.layers[0](model.embedding(x)) for _ in range(2)]
     assert torch.equal(*outputs), "dropout is off"
+
+
+def test_frozen_embeddings_of_bert_have_no_dropout():
+    workload = build("bert(size=small, layers=2)", "synthetic(samples=4)", seed=0)
+    blocks = Blocks.of(workload.phases[0].module)
+    inputs = workload.train.batch(torch.arange(4))[: blocks.inputs]
+    freezer = Freezer(blocks, "schedule(alpha=0.5)")
+
+    def embedded():
+        return blocks.cut()[0].module(*inputs)[0]
+
+    assert not torch.equal(embedded(), embedded()), "dropout"
+    freezer.end_epoch()
+    assert torch.equal(embedded(), embedded())
+    freezer.close()
 
 
 def test_the_guard_makes_blocks_train_again():

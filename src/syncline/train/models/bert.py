@@ -103,7 +103,8 @@ class Encoder(nn.Module):
         place = torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self.words(tokens) + self.positions(place) + self.segments(segments)
         mask = visible(tokens, padding=0).to(x.dtype)
-        return F.dropout(self.norm(x), self.size.dropout, self.training), mask
+        # The mode of a part, not of the whole encoder: frozen embeddings are in evaluation mode while layers train.
+        return F.dropout(self.norm(x), self.size.dropout, self.norm.training), mask
 
     def split(self, head: Part, **about: Any) -> Split:
         """Embeddings, the sublayers of each layer, and a head that takes (hidden states, mask)."""
