@@ -66,6 +66,8 @@ def test_rows_compare_times_to_the_same_accuracy(tmp_path):
     rows = rows_of(["none", "all"], [[{"none": none, "all": fast}, {"none": none, "all": heavy}]], reference="none")
     assert [row["seconds_to_accuracy"] for row in rows] == [32.0, 17.0]
     assert rows[1]["speedup_to_accuracy"] == pytest.approx(32 / 17)
+    assert [row["common_accuracy"] for row in rows] == [0.9, 0.897]
+    assert rows[1]["speedup_to_common"] == pytest.approx(32 / 17), "both are there after the last epoch"
     assert rows[1]["points"] == pytest.approx(-0.3)
     assert rows[1]["peak_memory_bytes"] == 9, "of the rank with the most"
     assert rows[1]["reshapes"][0]["payback_s"] == pytest.approx(1.0 * 4 / 6)
@@ -75,7 +77,8 @@ def test_rows_compare_times_to_the_same_accuracy(tmp_path):
         "seeds": [0],
     }  # fmt: skip
     assert sentence(result) == (
-        "all reaches the same accuracy 1.88x as fast as none, with -0.30 points of accuracy at the end."
+        "all reaches the accuracy of none minus half a point 1.88x as fast as none, the accuracy of both 1.88x as fast,"
+        " and ends 1.83x as fast with -0.30 points of accuracy."
     )
     slow = {**rows[1], "name": "freeze", "seconds": 1.0, "seconds_to_accuracy": None, "speedup_to_accuracy": None}
     assert sentence({**result, "rows": [*rows, slow]}).startswith("all reaches"), "freeze is fast, and never there"
@@ -100,6 +103,9 @@ def test_the_accuracy_is_reached_when_the_mean_of_the_seeds_stays_there():
     assert rows[1]["seconds_to_accuracy"] == 17.0
     assert rows[1]["accuracy_by_epoch"] == pytest.approx([0.7, 0.885, 0.905, 0.9])
     assert epochs_to(0.99, rows[0]["accuracy_by_epoch"]) is None
+    early = {"none": _record([10] * 3, [0.7, 0.905, 0.9]), "all": _record([5] * 3, [0.7, 0.8, 0.905])}
+    (_, row) = rows_of(["none", "all"], [[early]], reference="none")
+    assert row["speedup_to_common"] == pytest.approx(21 / 17), "none is there after two epochs, all after three"
 
 
 def test_speed_alone_has_no_accuracy():

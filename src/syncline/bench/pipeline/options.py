@@ -51,8 +51,8 @@ class Options:
     stages: int = 4
     compress: str = ""
     """The codec for the gradients of replicas; empty: none."""
-    batch: int = 128
-    epochs: int = 16
+    batch: int = 256
+    epochs: int = 24
     test_samples: int = 4000
     """0: no accuracy, only speed."""
     gpu: int = 0

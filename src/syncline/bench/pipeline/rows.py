@@ -12,7 +12,11 @@ Records = Sequence[Sequence[dict[str, Any]]]
 
 
 def rows_of(names: Sequence[str], records: Records, *, reference: str) -> list[dict[str, Any]]:
-    """One row for each way. The accuracy to reach is the reference's last one, mean of seeds, minus half a point."""
+    """One row for each way, with two accuracies to reach, means of the seeds.
+
+    `to_accuracy`: the reference's last one minus half a point. `to_common`: the highest that the way and the reference
+    both reach, which is the lower of their last ones.
+    """
     last = mean_of_known([ranks[0][reference]["epochs"][-1]["accuracy"] for ranks in records])
     goal = None if last is None else last - TOLERANCE
     made = [_row(name, records, goal) for name in names]
@@ -22,6 +26,13 @@ def rows_of(names: Sequence[str], records: Records, *, reference: str) -> list[d
         row["speedup_to_accuracy"] = _ratio(base["seconds_to_accuracy"], row["seconds_to_accuracy"])
         points = [_difference(a, b) for a, b in zip(row["accuracies"], base["accuracies"], strict=True)]
         row["points"] = mean_of_known(points)
+        ends = row["accuracy_by_epoch"][-1], base["accuracy_by_epoch"][-1]
+        row["common_accuracy"] = None if None in ends else min(ends)
+        row["seconds_to_common"], there = (
+            mean_of_known(_times_to(row["common_accuracy"], one["accuracy_by_epoch"], _records(one["name"], records)))
+            for one in (row, base)
+        )
+        row["speedup_to_common"] = _ratio(there, row["seconds_to_common"])
     return made
 
 
@@ -47,19 +58,18 @@ def payback(reshape: dict[str, Any], epochs: Sequence[dict[str, Any]]) -> float 
 
 def _row(name: str, records: Records, goal: float | None) -> dict[str, Any]:
     """Means over the seeds; memory is that of the rank with the most."""
-    mine = [ranks[0][name] for ranks in records]
+    mine = _records(name, records)
     accuracies = [record["epochs"][-1]["accuracy"] for record in mine]
     curve = [
         mean_of_known([epoch["accuracy"] for epoch in epochs])
         for epochs in zip(*(r["epochs"] for r in mine), strict=True)
     ]
-    reached = epochs_to(goal, curve)
-    times = [None if reached is None else _seconds_after(reached, record["epochs"]) for record in mine]
+    times = _times_to(goal, curve, mine)
     first = mine[0]
     return {
         "name": name,
         "seconds_to_accuracy": mean_of_known(times),
-        "epochs_to_accuracy": reached,
+        "epochs_to_accuracy": epochs_to(goal, curve),
         "accuracy": mean_of_known(accuracies),
         "samples_per_s": mean([record["samples_per_s"] for record in mine]),
         "peak_memory_bytes": max(rank[name]["peak_memory_bytes"] for ranks in records for rank in ranks),
@@ -71,6 +81,19 @@ def _row(name: str, records: Records, goal: float | None) -> dict[str, Any]:
         "seconds_to_accuracy_by_seed": times,
         "epochs": first["epochs"],
     }
+
+
+def _records(name: str, records: Records) -> list[dict[str, Any]]:
+    """The first rank's record of a way, by seed."""
+    return [ranks[0][name] for ranks in records]
+
+
+def _times_to(
+    goal: float | None, curve: Sequence[float | None], records: Sequence[dict[str, Any]]
+) -> list[float | None]:
+    """By seed, the seconds until the mean accuracy has reached the goal; None if it does not."""
+    reached = epochs_to(goal, curve)
+    return [None if reached is None else _seconds_after(reached, record["epochs"]) for record in records]
 
 
 def _seconds_after(count: int, epochs: Sequence[dict[str, Any]]) -> float:
