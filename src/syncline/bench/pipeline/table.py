@@ -102,8 +102,8 @@ def sentence(result: dict[str, Any]) -> str:
     best = min(reached, key=lambda row: row["seconds_to_accuracy"])
     early, common, whole = (times(best[key]) for key in ("speedup_to_accuracy", "speedup_to_common", "speedup"))
     return (
-        f"{best['name']} reaches the accuracy of {name} minus half a point {early} as fast as {name}, the accuracy of both"
-        f" {common} as fast, and ends {whole} as fast with {best['points']:+.2f} points of accuracy."
+        f"{best['name']} reaches the accuracy of {name} minus half a point {early} as fast as {name}, the accuracy of"
+        f" both {common} as fast, and ends {whole} as fast with {best['points']:+.2f} points of accuracy."
     )
 
 
