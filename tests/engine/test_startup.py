@@ -19,7 +19,7 @@ from syncline.engine.executors.reducer import BucketReducer
 from syncline.engine.tuning import budget, drift_watch
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.executor_trial import TIMED, ExecutorTrial, other_codecs, other_sizes
-from syncline.engine.tuning.race import Race, Timed
+from syncline.engine.tuning.race import CLOSE_AT_START, Race, Timed
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.tuner import PROFILED, TUNED, WARM_UP
 from syncline.engine.tuning.watch import Seen
@@ -95,14 +95,28 @@ def test_plans_that_were_close_in_a_trial_run_in_turns() -> None:
     assert ExecutorTrial([], timed=[Timed(first, Seen(1.0))]).race().over
 
 
-def test_short_steps_get_a_second_chance_since_a_trial_times_few_of_them() -> None:
+def test_a_race_is_disturbed_by_drift_and_not_by_a_slow_plan() -> None:
+    first, second = (bucket_plan(SHAPES, bucket_bytes=size) for size in (1 << 30, 8 << 20))
+    race = Race(Timed(first, Seen(1.0)), [Timed(second, Seen(1.05))])
+    assert not race.disturbed(2.0), "the first window is all that is known"
+    race.add(1.0)
+    assert not race.disturbed(1.36), "slower than in its trial by less than 30%"
+    assert race.disturbed(1.4)
+    slow = Race(Timed(first, Seen(0.04)), [Timed(second, Seen(0.055))], close_if_short=CLOSE_AT_START)
+    slow.add(0.04)
+    assert not slow.disturbed(0.06), "it was slow in its trial"
+
+
+def test_short_steps_get_a_second_chance_at_the_start_since_a_trial_times_few_of_them() -> None:
     dense, half = (bucket_plan(SHAPES, codec=codec) for codec in ("none", "bf16"))
     trial = ExecutorTrial([dense, half])
     for step in (0.04, 0.05):
         trial.add(Seen(step), TIMED)
     assert trial.fastest().plan is dense
     times = {dense: [0.04, 0.04], half: [0.03, 0.03]}
-    assert raced(trial.race(), times)[-1] is half, "25% slower in three steps, and 25% faster over windows"
+    first = trial.race(close_if_short=CLOSE_AT_START)
+    assert raced(first, times)[-1] is half, "25% slower in three steps, and 25% faster over windows"
+    assert raced(trial.race(), {dense: [0.04]}) == [dense, dense], "later a race would delay the detection of drift"
 
 
 def test_bf16_has_to_be_faster_than_dense_over_windows_too() -> None:

@@ -69,5 +69,5 @@ class Options:
     def chosen(self) -> list[Way]:
         """The ways of this run, in the order of the table."""
         known = ablation(self.stages)
-        # Four ranks on a CPU's loopback interface gain nothing from fewer bytes.
+        # A small model's gradients cost next to nothing on a CPU's loopback interface.
         return [way for way in known if (way.name in self.ways if self.ways else not way.bf16 or self.device == "cuda")]

@@ -92,7 +92,7 @@ def sentence(result: dict[str, Any]) -> str:
     name = result["reference"]
     if not result["rows"]:
         return "All ways crashed."
-    others = [row for row in result["rows"] if row["name"] not in (name, "ddp")]
+    others = [row for row in result["rows"] if row["name"] not in (name, "ddp", "ddp-bf16")]
     if not others:
         return f"{name} took {seconds(result['rows'][0]['seconds'])}."
     reached = [row for row in others if row["speedup_to_accuracy"]]

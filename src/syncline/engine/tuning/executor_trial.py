@@ -7,7 +7,7 @@ engine's own cost on this machine. Steps of a trial are steps of the job, so a t
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from syncline.engine.tuning.race import Race, Timed
+from syncline.engine.tuning.race import CLOSE, Race, Timed
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.buckets import SIZES, bucket_plan, bucket_plans
 from syncline.plan.check import REDUCER_CODECS
@@ -80,10 +80,10 @@ class ExecutorTrial:
                 best = one
         return best
 
-    def race(self) -> Race:
+    def race(self, *, close_if_short: float = CLOSE) -> Race:
         """The fastest plan against the others that were timed."""
         best = self.fastest()
-        return Race(best, [one for one in self.timed if one is not best])
+        return Race(best, [one for one in self.timed if one is not best], close_if_short=close_if_short)
 
 
 def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:

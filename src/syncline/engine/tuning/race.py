@@ -7,14 +7,17 @@ steps of the job, so it costs only what a plan is slower.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from syncline.engine.tuning.drift import DRIFT
 from syncline.engine.tuning.watch import Seen
 from syncline.plan.table import Plan
 
 ROUNDS = 2
 """Windows of steps that each plan gets."""
-CLOSE, CLOSE_SHORT, SHORT = 0.1, 0.5, 0.1
-"""A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out.
-Steps shorter than SHORT seconds may be off by more, since a trial times few of them, and a window costs little."""
+CLOSE = 0.1
+"""A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
+CLOSE_AT_START, SHORT = 0.5, 0.1
+"""The same for a job's first trial, where steps are shorter than SHORT seconds: a trial times few of them, so they may
+be off by more, and a window of them costs little. Not later, since a race delays the detection of drift."""
 BEHIND = 0.05
 """A plan that is slower than the fastest one by this share does not run again."""
 LOSSY = 0.02
@@ -45,9 +48,14 @@ class Race:
     All numbers that it gets are the same on all ranks, and so are its answers.
     """
 
-    def __init__(self, best: Timed | None = None, others: Sequence[Timed] = ()) -> None:
-        """`best`: the fastest plan of the trial, which runs first. Without others there is no race."""
-        self._others = list(others)
+    def __init__(
+        self, best: Timed | None = None, others: Sequence[Timed] = (), *, close_if_short: float = CLOSE
+    ) -> None:
+        """`best`: the fastest plan of the trial, which runs first. Without others there is no race.
+
+        `close_if_short`: used in place of `CLOSE` if steps are short.
+        """
+        self._others, self._close_if_short = list(others), close_if_short
         self._windows: list[tuple[Timed, float]] = []
         self._turns = [] if best is None or not others else [best]
         self.first = self.current = best
@@ -58,13 +66,24 @@ class Race:
         """Whether no plan has to run again."""
         return not self._turns
 
+    @property
+    def fastest_window(self) -> float:
+        """Seconds of a step in the fastest window so far; 0 before the first one."""
+        return min((step for _, step in self._windows), default=0.0)
+
+    def disturbed(self, step: float) -> bool:
+        """Whether a window of the current plan shows drift: it is slower than the plan's trial and the best window."""
+        assert self.current is not None
+        known = self.fastest_window
+        return known > 0 and step > (1 + DRIFT) * max(self.current.step, known)
+
     def add(self, step: float) -> None:
         """The current plan took `step` seconds in each step of a window."""
         runner = self._turns.pop(0)
         self._windows.append((runner, step))
         if self._others:
             others = sorted(self._others, key=lambda one: one.step)
-            close = CLOSE if step >= SHORT else CLOSE_SHORT
+            close = CLOSE if step >= SHORT else self._close_if_short
             runners = [runner, *(one for one in others if one.step <= step * (1 + close))]
             self._others = []
             if len(runners) > 1:

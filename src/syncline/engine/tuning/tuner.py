@@ -34,7 +34,7 @@ from syncline.engine.tuning.executor_trial import (
 from syncline.engine.tuning.measure_costs import measure_costs, measure_link
 from syncline.engine.tuning.plan_memory import PlanMemory
 from syncline.engine.tuning.profiled_steps import ProfiledSteps
-from syncline.engine.tuning.race import Race, Timed
+from syncline.engine.tuning.race import CLOSE_AT_START, Race, Timed
 from syncline.engine.tuning.report import TuningReport
 from syncline.engine.tuning.watch import Seen, Watch
 from syncline.plan.auto_spec import Auto
@@ -304,7 +304,7 @@ class Tuner:
         """All plans were timed: stay with the fastest, or measure the job if that can find a faster one and pays."""
         best, choice = trial.fastest(), self._found
         if choice is None:
-            self._after_reducers(best, trial.race())
+            self._after_reducers(best, trial.race(close_if_short=CLOSE_AT_START))
             return
         overlap = next((one for one in trial.timed if one.plan.executor == "overlap"), None)
         if best is overlap:
@@ -383,6 +383,11 @@ class Tuner:
         assert choice is not None
         engine.wait()
         if engine.owes_a_step():
+            return False
+        if race.disturbed(step):
+            # The job has changed: the next windows count as drift from what was seen before.
+            self._drift.expect(race.fastest_window)
+            self._race = Race()
             return False
         before = race.current
         race.add(step)
