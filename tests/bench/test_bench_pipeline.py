@@ -15,7 +15,7 @@ from syncline.bench.pipeline.throughput import Cell, cells
 from syncline.errors import UsageError
 from syncline.train.workload import build
 
-SOME = ["ddp", "none", "all", "freeze+cache"]
+SOME = ["ddp", "none", "freeze+pipe+dp+cache", "all"]
 
 
 @pytest.mark.parametrize("ways", [SOME, pytest.param([way.name for way in ablation(2)], marks=pytest.mark.full)])
@@ -35,14 +35,15 @@ def test_a_quick_run_trains_in_every_way_and_hits_the_cache(tmp_path, capsys, wa
         assert math.isfinite(row["epochs"][-1]["loss"])
     assert rows["ddp"]["epochs"][0]["loss"] == pytest.approx(rows["none"]["epochs"][0]["loss"], rel=0.5)
     assert [epoch["frozen"] for epoch in rows["none"]["epochs"]] == [0, 0]
-    assert [epoch["frozen"] for epoch in rows["all"]["epochs"]] == [0, 2]
-    assert rows["all"]["reshapes"][0]["frozen"] == 2
-    cached = rows["freeze+cache"]["epochs"][-1]["cache"]
-    assert cached["misses"] + cached["hits"] + cached["continued"] > 0
-    assert cached["wrong"] == cached["damaged"] == 0
+    assert rows["freeze+pipe+dp+cache"]["reshapes"][0]["frozen"] == 2
+    for name in ("freeze+pipe+dp+cache", "all"):
+        assert [epoch["frozen"] for epoch in rows[name]["epochs"]] == [0, 2]
+        cached = rows[name]["epochs"][-1]["cache"]
+        assert cached["misses"] + cached["hits"] + cached["continued"] > 0
+        assert cached["wrong"] == cached["damaged"] == 0
     assert {line["name"] for line in result["chunks"]} == ({"DDP", "Pipe+DDP, 2 stages"} if batches else set())
     shown = capsys.readouterr().out
-    assert "freeze+cache" in shown
+    assert "freeze+pipe+dp+cache" in shown
     assert f'data-chart="shape-{ways.index("all")}"' in page(result)
 
 

@@ -7,6 +7,7 @@ from pipelines import batch_of, workload
 from syncline.errors import UsageError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout
+from syncline.pipeline.layout_choice import LayoutChoice
 from syncline.pipeline.measure import measure_sublayers
 from syncline.pipeline.mesh import Shape, share
 from syncline.pipeline.micro_batches import split
@@ -116,3 +117,19 @@ def test_measuring_sublayers_leaves_the_model_as_it_was():
     assert sum(t.gradient_bytes for t in times) == sum(8 * p.numel() for p in model.parameters())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_shapes_worth_a_trial_are_one_stage_and_a_pipeline_that_is_not_much_slower():
+    blocks = Blocks.of(workload("vit(size=tiny)")[0])
+    count = len(blocks.cut())
+
+    def shapes(forward, gradient_bytes):
+        times = [SublayerTime(Time(0.0, forward), Time(0.0, 2 * forward), gradient_bytes)] * count
+        network = Network(latency=0.0, bytes_per_s=1e9)
+        choice = LayoutChoice(blocks, Shape(1, 4), schedule="1f1b", times=times, network=network, cached=False)
+        choice.samples = 64
+        return [shape.stages for shape in choice.shapes_to_try()]
+
+    assert shapes(1e-3, 4) == [1, 2], "exchanges cost nothing: the shallowest pipeline wastes least"
+    assert shapes(1e-9, 4 * 10**9)[0] == 1, "the start is always timed"
+    assert len(shapes(1e-9, 4 * 10**9)) == 2, "large gradients, little work: a pipeline may win"

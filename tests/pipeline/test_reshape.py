@@ -8,11 +8,14 @@ import torch.distributed as dist
 from pipelines import batch_of, freeze, workload
 
 from ranks import run_ranks
+from syncline.errors import UsageError
+from syncline.pipeline import run
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.measure import measure_sublayers
 from syncline.pipeline.run import Pipeline
 from syncline.pipeline.schedule import SCHEDULES
 from syncline.pipeline.transfer import checksum
+from syncline.sim import Network
 from syncline.trace import Recorder
 
 SAMPLES = 9
@@ -233,3 +236,64 @@ def test_every_shape_is_timed_once_and_a_checkpoint_keeps_the_number_of_micro_ba
         assert calls == ["2x1", "1x2"], "not again after loading"
         assert kept == first
         assert steps == 3, "timing steps do not count"
+
+
+class _ClockOfShapes:
+    """A clock by which steps of the given number of stages are the fastest."""
+
+    fastest, pipe = 1, None
+
+    def __init__(self, device):
+        pass
+
+    def mark(self):
+        return 0.0
+
+    def seconds(self, start, end):
+        return 1.0 if _ClockOfShapes.pipe.shape.stages == self.fastest else 2.0
+
+
+def _choosing(rank, world, fastest):
+    run.DeviceClock, _ClockOfShapes.fastest = _ClockOfShapes, fastest
+    model, data = workload(VIT)
+    optimizer, recorder = adamw(model), Recorder(rank=rank)
+    blocks = Blocks.of(model)
+    times = measure_sublayers(blocks, batch_of(data, torch.arange(8)))
+    network = Network(latency=0.0, bytes_per_s=1e6)  # exchanges are expensive, so that a pipeline is worth a trial
+    pipe = Pipeline(blocks, optimizer, stages=None, times=times, network=network, recorder=recorder)
+    _ClockOfShapes.pipe, losses, trying = pipe, [], []
+    for step in range(8):
+        trying.append(pipe.state_dict().get("trying_shapes"))
+        pipe.tune_shape()
+        indices = torch.arange(SAMPLES) + SAMPLES * step
+        losses.append(float(pipe.train_batch(batch_of(data, indices[list(pipe.share(SAMPLES))]), total=SAMPLES)))
+        optimizer.step()
+        optimizer.zero_grad()
+    spans = [span.unit for span in recorder.spans() if span.name == "reshape"]
+    stages = pipe.shape.stages
+    pipe.close()
+    return losses, spans, stages, trying
+
+
+@pytest.mark.parametrize("fastest", [1, 2])
+def test_the_first_steps_choose_the_fastest_shape_and_are_those_of_one_process(fastest):
+    results = run_ranks(_choosing, 2, fastest)
+    model, data = workload(VIT)
+    optimizer = adamw(model)
+    for step in range(8):
+        loss = model(*batch_of(data, torch.arange(SAMPLES) + SAMPLES * step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for losses, *_ in results:
+            assert losses[step] == pytest.approx(loss.item(), abs=1e-9), step
+    for _, spans, stages, _ in results:
+        assert spans == ["1x2 -> 2x1", "2x1 -> 1x2"][: 3 - fastest], "the start, the other shape, the fastest"
+        assert stages == fastest
+    assert results[0][3] == [True] * 7 + [False], "a checkpoint knows whether the shape is chosen"
+
+
+def test_a_shape_is_chosen_by_measured_times():
+    model, _ = workload(VIT)
+    with pytest.raises(UsageError, match="give times=measure_sublayers"):
+        Pipeline(Blocks.of(model), adamw(model), stages=None)

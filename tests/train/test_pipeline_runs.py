@@ -31,6 +31,15 @@ def test_a_shrinking_pipeline_trains_like_a_single_process_and_resumes(tmp_path)
     assert [epoch["frozen"] for epoch in resumed["epochs"]] == [epoch["frozen"] for epoch in whole["epochs"]]
 
 
+def test_a_shape_that_the_first_steps_choose_trains_like_a_single_process(tmp_path):
+    settings = {**FREEZE, "train.steps": 8, "train.dp": True, "train.cache": "20MB"}
+    single, _, _ = train(tmp_path / "single", **{**settings, "train.dp": False, "train.cache": ""},
+                         **{"compare.strategies": ["single"]})  # fmt: skip
+    chosen, _, _ = train(tmp_path / "chosen", **settings, **{"train.pipe": 0})
+    assert chosen["loss"] == pytest.approx(single["loss"], rel=1e-4)
+    assert [epoch["frozen"] for epoch in chosen["epochs"]] == [epoch["frozen"] for epoch in single["epochs"]]
+
+
 def test_what_no_pipeline_can_do_is_refused():
     def runs(**changes):
         return list_runs(
@@ -45,5 +54,5 @@ def test_what_no_pipeline_can_do_is_refused():
         runs(train__pipe=2, train__freeze="plasticity", compare__strategies=["syncline"])
     with pytest.raises(UsageError, match="leave every out"):
         runs(train__cache="1MB", train__freeze="schedule(every=9)", compare__strategies=["syncline"])
-    with pytest.raises(UsageError, match="--pipe must be 1 or more"):
-        runs(train__pipe=0, compare__strategies=["syncline"])
+    with pytest.raises(UsageError, match="--pipe must be 0 or more"):
+        runs(train__pipe=-1, compare__strategies=["syncline"])

@@ -41,7 +41,7 @@ def train(
         str | None,
         typer.Option(help="Freeze the model's first blocks, epoch by epoch: 'schedule(alpha=0.3)', none ..."),
     ] = None,
-    pipe: Annotated[int | None, typer.Option(help="Stages of a pipeline at the start; 1 is none.")] = None,
+    pipe: Annotated[int | None, typer.Option(help="Stages of a pipeline; 1: none, 0: the fastest.")] = None,
     dp: Annotated[
         bool | None, typer.Option("--dp/--no-dp", help="Fewer stages and more replicas as blocks freeze, if that pays.")
     ] = None,
@@ -70,7 +70,7 @@ def train(
         options["strategies"] = [strategy]
     elif resume is None and not session.is_set(settings, "compare.strategies") and not _names_one_strategy(recipe):
         # torch's DDP cannot freeze, and has no pipeline.
-        options["strategies"] = ["syncline" if freeze or cache or (pipe or 1) > 1 else "ddp"]
+        options["strategies"] = ["syncline" if freeze or cache or pipe not in (None, 1) else "ddp"]
     config = session.resolve(options).override({"compare.scale": []})
     if len(config.compare.strategies) != 1:
         raise UsageError("train takes one strategy: use compare for several")

@@ -9,6 +9,9 @@ from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, co
 from syncline.pipeline.reshape import largest_stage, smallest_shape
 from syncline.sim import Network
 
+_WORTH_A_TRIAL = 1.5
+"""Ranks that share cores or a GPU, and hidden exchanges, make predictions wrong by about as much."""
+
 
 class LayoutChoice:
     """Chooses by measured times of the sublayers, or by their parameters without them; alike on all ranks."""
@@ -60,6 +63,16 @@ class LayoutChoice:
     def smallest(self) -> Shape:
         """The shape with the fewest stages whose training part a rank can hold, as far as it has held as much."""
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
+
+    def shapes_to_try(self) -> list[Shape]:
+        """One stage, and the best of the others if its predicted step is not much longer."""
+        divisors = [stages for stages in range(1, min(self._world, len(self._sizes)) + 1) if self._world % stages == 0]
+        steps = {}
+        for shape in (Shape.of(self._world, stages) for stages in divisors):
+            if found := self.predicted(self.lay_out(shape)):
+                steps[shape] = found[0][0]
+        one, *others = sorted(steps, key=lambda shape: (shape.stages > 1, steps[shape]))
+        return [one, *(shape for shape in others[:1] if steps[shape] < _WORTH_A_TRIAL * steps[one])]
 
     def allow(self, stages: int) -> None:
         """Ranks can hold what trains now in so many stages: the user says so."""

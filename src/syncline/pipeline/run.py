@@ -27,6 +27,7 @@ from syncline.pipeline.mesh import Mesh, Shape, share
 from syncline.pipeline.predict import SublayerTime
 from syncline.pipeline.reshape import Offer
 from syncline.pipeline.schedule import check_micro_batches
+from syncline.pipeline.shape_trial import ShapeTrial
 from syncline.pipeline.stage import Prefix
 from syncline.pipeline.stage_runner import StageRunner
 from syncline.pipeline.transfer import collect_state, compare_replicas, drop_others, move_state, put_state
@@ -58,7 +59,7 @@ class Pipeline:
         blocks: Blocks,
         optimizer: torch.optim.Optimizer,
         *,
-        stages: int,
+        stages: int | None,
         micro_batches: int | None = None,
         confirm: bool = False,
         schedule: str = "1f1b",
@@ -75,6 +76,8 @@ class Pipeline:
             blocks: The model; it must be one that can be cut (`blocks.cut()`), with a loss.
             optimizer: The optimizer of all its parameters.
             stages: Ranks that share one copy of the model; a divisor of the number of ranks. The rest is replicas.
+                None: the first steps try what is predicted to be fast, and the fastest stays (`tune_shape`). Every
+                rank must be able to hold the whole model with its optimizer state then. It needs `times`.
             micro_batches: Micro-batches per step and replica, while there are stages. None: chosen by simulation of the
                 first step where `times` are known, else twice the stages.
             confirm: Time several numbers of micro-batches in the first step of every shape (`confirm_micro_batches`),
@@ -92,6 +95,8 @@ class Pipeline:
             raise UsageError(
                 "the split of this model names no loss: give its Split loss=, a function of (output, *targets)"
             )
+        if stages is None and times is None:
+            raise UsageError("stages=None chooses by measured times: give times=measure_sublayers(blocks, batch)")
         blocks.cut()
         world = parent_group(None, caller="Pipeline")
         self.blocks, self.optimizer, self.schedule = blocks, optimizer, schedule
@@ -105,7 +110,12 @@ class Pipeline:
         """The shape whose number of micro-batches was timed."""
         self._shapes = {name: tensor.shape for name, tensor in tensors_of(blocks).items()}
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        shape = Shape.of(self._world, stages)
+        shape = Shape.of(self._world, stages or 1)
+        self._may_try_shapes = stages is None
+        self._trial: ShapeTrial | None = None
+        self._clock = DeviceClock(self.device)
+        self._step_began: Any = None
+        """When `tune_shape` was called last."""
         self._parameters = list(blocks.model.parameters())
         self._training: list[bool] = []
         """Which parameters trained in the last step."""
@@ -184,7 +194,7 @@ class Pipeline:
         if not any(self._training):
             raise UsageError("every parameter of the model is frozen: there is nothing to train")
         total = len(batch[0]) * self.shape.replicas if total is None else total
-        if self._confirm and self._confirmed != self.shape:
+        if self._confirm and self._confirmed != self.shape and not self._may_try_shapes:
             self._confirmed = self.shape
             self.confirm_micro_batches(batch, total=total, ids=ids, view=view)
         if total > self._choice.samples:
@@ -310,9 +320,15 @@ class Pipeline:
         names the rank and this file.
         """
         shape = Shape.of(self._world, stages)
+        self._may_try_shapes = False
+        self._change_shape(shape, checkpoint=checkpoint, extra=extra)
+
+    def _change_shape(
+        self, shape: Shape, *, checkpoint: str | Path | None = None, extra: Mapping[str, Any] | None = None
+    ) -> None:
         old, layout = self._layout, self._choice.lay_out(shape)
         self._check(shape)
-        self._choice.allow(stages)
+        self._choice.allow(shape.stages)
         change = f"{old.shape} -> {shape}"
         started = time.perf_counter()
         doing = f"step {self.steps}: reshape {change}"
@@ -367,6 +383,28 @@ class Pipeline:
             self.reshape(stages=offer.new.stages)
         return offer
 
+    def tune_shape(self) -> Shape:
+        """With `stages=None`, try shapes in the first steps and keep the fastest; returns the shape of the next step.
+
+        Call it on every rank in front of each step, before `share`. The steps are real ones: a reshape changes no
+        value, so nothing is computed twice. Without `stages=None`, and after a `reshape`, it does nothing.
+        """
+        if not self._may_try_shapes:
+            return self.shape
+        now = self._clock.mark()
+        if self._step_began is not None and self.steps:
+            self._trial = self._trial or ShapeTrial(self._choice.shapes_to_try())
+            took = torch.tensor(self._clock.seconds(self._step_began, now), dtype=torch.float64, device=self._words)
+            with self._communicating(f"step {self.steps}: trial of a shape"):
+                dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            shape = self._trial.after_step(float(took))
+            self._may_try_shapes = not self._trial.over
+            if shape is not None and shape != self.shape:
+                self._change_shape(shape)
+                now = self._clock.mark()
+        self._step_began = now
+        return self.shape
+
     @property
     def _words(self) -> torch.device:
         """The device of small messages to all ranks."""
@@ -389,7 +427,7 @@ class Pipeline:
         total = len(batch[0]) * self.shape.replicas if total is None else total
         self._choice.samples = max(self._choice.samples, total)
         seconds: dict[int, float] = {}
-        clock = DeviceClock(self.device)
+        clock = self._clock
         devices = [self.device] if self.device.type == "cuda" else []
         simulated = [number for _, number in self._choice.predicted(self._layout)]
         tried = dict.fromkeys([*simulated[: most - 1], min(simulated), *simulated])
@@ -427,7 +465,7 @@ class Pipeline:
             return {}
         frozen = [name for name, p in self.blocks.model.named_parameters() if not p.requires_grad]
         shape = {"stages": self.shape.stages, "micro_batches": self.micro_batches}
-        return {**state, "frozen": frozen, **shape, "steps": self.steps}
+        return {**state, "frozen": frozen, **shape, "trying_shapes": self._may_try_shapes, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from rank 0's `state_dict`, given whole on every rank, in any shape. Blocks freeze as they were."""
@@ -441,6 +479,7 @@ class Pipeline:
         if self._confirm and state["stages"] == self.shape.stages and "micro_batches" in state:
             # As the run had them: another number adds gradients in another order.
             self._chosen_micro_batches, self._confirmed = int(state["micro_batches"]), self.shape
+        self._may_try_shapes = self._may_try_shapes and bool(state.get("trying_shapes"))
         self.steps = int(state["steps"])
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:

@@ -52,7 +52,7 @@ class Train:
     freeze: str = ""
     """A freeze policy such as `schedule(alpha=0.3)`: after each epoch more of the first blocks stop training."""
     pipe: int = 1
-    """Stages of a pipeline that the model is cut into at the start; 1 is no pipeline."""
+    """Stages of a pipeline that the model is cut into at the start; 1 is no pipeline, 0 what the first steps choose."""
     dp: bool = False
     """As blocks freeze, use fewer stages and more replicas, where that pays."""
     cache: str = ""
@@ -188,7 +188,7 @@ def check(config: Config) -> None:
     for memory in (cluster.memory, train.cache):
         if memory:
             parse_bytes(memory)
-    _check_range("--pipe", train.pipe, least=1, most=MOST_RANKS)
+    _check_range("--pipe", train.pipe, least=0, most=MOST_RANKS)
     if not 0 < train.timeout_s < 1e7:
         raise UsageError(f"train.timeout_s must be a positive number of seconds, below 1e7, not {train.timeout_s}")
 

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Way:
-    """How a job is trained. `stages` 0 is torch's DDP; all others are pipelines of the engine."""
+    """How a job is trained. `stages` 0 is torch's DDP; all others are pipelines of the engine.
+
+    `stages` None: the first steps choose the shape. Every rank of this benchmark can hold the whole model.
+    """
 
     name: str
-    stages: int
+    stages: int | None
     freeze: bool = False
     pipe: bool = False
     """Balance the stages again after each freeze."""
@@ -20,7 +23,7 @@ class Way:
 
 
 def ablation(stages: int) -> tuple[Way, ...]:
-    """PipeTransformer's ablation, with DDP and with freezing and cache without stages."""
+    """PipeTransformer's ablation, with DDP, and with a shape that is chosen at the start."""
     return (
         Way("ddp", 0),
         Way("ddp-bf16", 0, bf16=True),
@@ -28,8 +31,8 @@ def ablation(stages: int) -> tuple[Way, ...]:
         Way("freeze", stages, freeze=True),
         Way("freeze+pipe+cache", stages, freeze=True, pipe=True, cache=True),
         Way("freeze+pipe+dp", stages, freeze=True, pipe=True, dp=True),
-        Way("all", stages, freeze=True, pipe=True, dp=True, cache=True),
-        Way("freeze+cache", 1, freeze=True, cache=True),
+        Way("freeze+pipe+dp+cache", stages, freeze=True, pipe=True, dp=True, cache=True),
+        Way("all", None, freeze=True, pipe=True, dp=True, cache=True),
     )
 
 
@@ -38,12 +41,12 @@ class Options:
     """A fine-tuning job on several ranks. Epochs are over `data`, the whole of it each."""
 
     model: str = "vit(size=tiny, layers=8, patch=8)"
-    data: str = "fashion-mnist(classes='0-3', train=5120)"
+    data: str = "fashion-mnist(classes='0-3', train=10240)"
     pretrain: str = "fashion-mnist(classes='4-9', augment=True)"
     """The data of the pretraining: other classes. Empty: random weights, for figures of speed alone."""
     pretrain_epochs: int = 20
     optimizer: str = "adamw(lr=0.001, weight_decay=0.05)"
-    freeze: str = "schedule(alpha=0.9, after=3, keep=1)"
+    freeze: str = "schedule(alpha=0.9, after=2, keep=1)"
     freeze_every: int = 1
     """Epochs of the data between two decisions of the policy."""
     device: str = "cpu"
@@ -52,11 +55,11 @@ class Options:
     compress: str = ""
     """The codec for the gradients of replicas; empty: none."""
     batch: int = 256
-    epochs: int = 24
+    epochs: int = 12
     test_samples: int = 4000
     """0: no accuracy, only speed."""
     gpu: int = 0
-    ram: int = 500_000_000
+    ram: int = 1_000_000_000
     disk: int = 0
     """Bytes of the cache on the GPU, in RAM and on disk."""
     threads: int = 1

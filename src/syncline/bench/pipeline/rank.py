@@ -48,7 +48,7 @@ def run_rank(place: Place, payload: Payload, report: Report) -> None:
 
 def _with_job(way: Way, about: tuple[Options, int, torch.device, Path], use: Callable[["_Job"], T]) -> T:
     """What `use` gives for the job of a way, whose memory is free afterwards."""
-    job = (_Piped if way.stages else _Ddp)(way, *about)
+    job = (_Ddp if way.stages == 0 else _Piped)(way, *about)
     try:
         return use(job)
     finally:
@@ -152,10 +152,15 @@ class _Piped(_Job):
             blocks, self.optimizer, stages=way.stages, confirm=True, prefix=self.cache, compress=codec, times=times
         )
         self._freezer = Freezer(blocks, options.freeze) if way.freeze else None
+        self._follow_shape()
+
+    def _follow_shape(self) -> None:
         self.stages, self.replicas, self.rank = *astuple(self._pipe.shape), self._pipe.replica
 
     def step(self, step: int) -> Tensor:
         """A step of the pipeline; the cache reads the next batch meanwhile."""
+        self._pipe.tune_shape()
+        self._follow_shape()
         epoch, indices = self.sampler(step)
         mine = self._pipe.share(len(indices))
         ids = indices[mine.start : mine.stop]
@@ -185,7 +190,7 @@ class _Piped(_Job):
         self._pipe.reshape(stages=self._pipe.shape.stages)
         if self._pipe.layout == before:
             return None
-        self.stages, self.replicas, self.rank = *astuple(self._pipe.shape), self._pipe.replica
+        self._follow_shape()
         made = {"epoch": epoch + 1, "frozen": self.frozen, "from": str(before.shape), "to": str(self._pipe.shape)}
         return made | {"cost_s": time.perf_counter() - began, "decision": "" if offer is None else str(offer)}
 

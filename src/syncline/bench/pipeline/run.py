@@ -41,7 +41,7 @@ QUICK = {
 }  # fmt: skip
 """A run of seconds, to see that all works."""
 GENERATED = {
-    "data": "shapes(classes='0-3', train=5120, test=4000)",
+    "data": "shapes(classes='0-3', train=10240, test=4000)",
     "pretrain": "shapes(classes='4-9', train=36000, test=2000)",
 }
 """The data where Fashion-MNIST is not installed."""

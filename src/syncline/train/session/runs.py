@@ -56,7 +56,7 @@ def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
             raise UsageError(
                 f"'{name}' cannot freeze blocks while it trains: use 'syncline(...)' or 'single', or no --freeze"
             )
-    if train.pipe > 1 or train.cache:
+    if train.pipe != 1 or train.cache:
         _check_pipeline(name, train, workers)
     if workers < 1:
         raise UsageError(f"'{name}' needs workers besides its {strategy.servers} aggregators: start more ranks")
@@ -80,8 +80,8 @@ def _check_pipeline(name: str, train: Train, workers: int) -> None:
             raise UsageError(
                 "a pipeline changes its shape after epochs: leave every out of --freeze, --steps is an epoch"
             )
-        if train.pipe > 1 and "changes" in needs_of(parse_one(settings.policy).name):
+        if train.pipe != 1 and "changes" in needs_of(parse_one(settings.policy).name):
             raise UsageError(f"'{settings.policy}' runs the whole model on every rank: use another policy with --pipe")
-    if workers % train.pipe:
+    if workers % (train.pipe or 1):
         fix = f"use --nproc {train.pipe}, or a multiple"
         raise UsageError(f"{workers} ranks do not divide into pipelines of {train.pipe} stages: {fix}")

@@ -29,6 +29,7 @@ class Shrink:
     freeze: str = ""
     """Empty: nothing freezes."""
     pipe: int = 1
+    """Stages at the start; 0: the first steps choose."""
     dp: bool = False
     cache: str = ""
     samples: int = 0
@@ -39,7 +40,7 @@ class Shrink:
     @property
     def needs_pipeline(self) -> bool:
         """Whether training goes through stages, or through a cache in front of one."""
-        return self.pipe > 1 or bool(self.cache)
+        return self.pipe != 1 or bool(self.cache)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ class Piped(Synchroniser):
             self._cache = shared_cache(
                 layers, samples=shrink.samples, ram=parse_bytes(shrink.cache), group=context.group
             )
-        times = measure_sublayers(self._blocks, shrink.example()) if shrink.pipe > 1 and shrink.example else None
+        times = measure_sublayers(self._blocks, shrink.example()) if shrink.pipe != 1 and shrink.example else None
         self.pipe = Pipeline(
             self._blocks,
             optimizer,
-            stages=shrink.pipe,
+            stages=shrink.pipe or None,
             confirm=True,
             prefix=self._cache,
             times=times,
@@ -52,6 +52,7 @@ class Piped(Synchroniser):
             )
 
     def part(self) -> tuple[int, int]:
+        self.pipe.tune_shape()  # between two steps, as it must be: this is asked once in front of each
         return self.pipe.replica, self.pipe.shape.replicas
 
     def forward(self, batch: tuple[Tensor, ...], *, samples: Tensor, view: int) -> Tensor:
