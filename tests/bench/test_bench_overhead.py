@@ -87,6 +87,17 @@ def test_the_rival_is_the_best_ddp_that_sends_the_same():
     assert len(heads) == len(lines[0])
 
 
+def test_luck_does_not_choose_the_rival():
+    lucky = {"step": [1.0, 1.0, 4.0, 4.0], "cpu": [1.0] * 4}
+    steady = {"step": [2.0] * 4, "cpu": [1.0] * 4}
+    ways = {"ddp": lucky, "ddp(bucket_mb=5)": steady, "syncline": steady}
+    found = against_rival("syncline", [{"ways": ways}])
+    assert found["rival"] == "ddp / ddp(bucket_mb=5)"
+    assert found["step"]["median"] == 0.75, (
+        "0.5 twice, where ddp was slow, and 1 twice: ddp's lucky rounds do not count"
+    )
+
+
 def test_a_part_of_the_cells_is_measured_again(tmp_path, monkeypatch):
     asked, ratio = [], {"median": 1.0, "low": 0.9, "high": 1.1}
 

@@ -14,7 +14,7 @@ _TIMES = ("step", "cpu", "thread", "issue")
 
 def row(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Figures of a way over all ranks: medians, quartiles, and ratios to DDP and differences from alone by round."""
-    mine, ddp = ([record["ways"][way] for record in records] for way in (name, "ddp"))
+    mine, ddp = _ways(name, records), _ways("ddp", records)
     alone = [record["ways"].get("alone") for record in records]
     made: dict[str, Any] = {"way": name, "loss": mine[0]["loss"], "plan": mine[0]["plan"]}
     made |= {"ratio_to_ddp": {}, "above_alone_ms": {}}
@@ -62,25 +62,54 @@ def rivals_of(name: str, ways: Iterable[str]) -> list[str]:
 
 
 def against_rival(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of a way to the best DDP that is comparable: `rival`, and step and CPU time by round."""
+    """Ratios of a way to the best DDP that is comparable: `rival`, and step and CPU time by round.
+
+    The best DDP is found in one half of the rounds and compared in the other half, for each half: several bucket sizes
+    that are equally fast would else be compared by the lucky rounds of one of them.
+    """
     rivals = rivals_of(name, records[0]["ways"])
-    made: dict[str, Any] = {"way": name}
+    halves = _halves(len(records[0]["ways"][name]["step"]))
+    best = [_fastest(rivals, records, half) for half in halves]
+    made: dict[str, Any] = {"way": name, "rival": " / ".join(dict.fromkeys(best))}
     for kind in ("step", "cpu"):
-        times = {way: _pooled([record["ways"][way] for record in records], kind) for way in (name, *rivals)}
-        if kind == "step":
-            made["rival"] = min(rivals, key=lambda way: median(times[way]))
-        made[kind] = summarize(ratios(times[name], times[made["rival"]]))
+        made[kind] = summarize(
+            [
+                ratio
+                for rival, half in zip(reversed(best), halves, strict=True)
+                for ratio in ratios(*(_pooled(_ways(way, records), kind, half) for way in (name, rival)))
+            ]
+        )
     return made
+
+
+def _fastest(ways: Sequence[str], records: Sequence[dict[str, Any]], rounds: Sequence[int]) -> str:
+    return min(ways, key=lambda way: median(_pooled(_ways(way, records), "step", rounds)))
+
+
+def _halves(rounds: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The numbers of the rounds in two halves; both have rounds of either order, where there are enough.
+
+    >>> _halves(6), _halves(3)
+    (([0, 1, 4, 5], [2, 3]), ([0, 2], [1]))
+    """
+    length = 2 if rounds >= 4 else 1
+    first = [number for number in range(rounds) if number // length % 2 == 0]
+    return first, [number for number in range(rounds) if number not in first] or first
 
 
 def issue_above(name: str, other: str, records: Sequence[dict[str, Any]]) -> Timing:
     """Milliseconds that a way takes longer than another one to issue a step; pairs of the same round."""
-    mine, others = (_pooled([record["ways"][way] for record in records], "issue") for way in (name, other))
+    mine, others = (_pooled(_ways(way, records), "issue") for way in (name, other))
     return summarize([a - b for a, b in zip(mine, others, strict=True)])
 
 
-def _pooled(records: Sequence[dict[str, Any]], kind: str) -> list[Any]:
-    return [value for record in records for value in record[kind]]
+def _ways(name: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record["ways"][name] for record in records]
+
+
+def _pooled(ways: Sequence[dict[str, Any]], kind: str, rounds: Sequence[int] | None = None) -> list[Any]:
+    """The values of all ranks, of these rounds or of all."""
+    return [value for way in ways for value in (way[kind] if rounds is None else [way[kind][n] for n in rounds])]
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
