@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from syncline.bench.output import write_json
 from syncline.bench.pipeline import run as pipeline
 from syncline.bench.pipeline.options import Options, ablation
 from syncline.bench.pipeline.pretrain import load_pretrained, pretrain
@@ -19,13 +20,20 @@ SOME = ["ddp", "none", "freeze+pipe+dp+cache", "all"]
 
 
 @pytest.mark.parametrize("ways", [SOME, pytest.param([way.name for way in ablation(2)], marks=pytest.mark.full)])
-def test_a_quick_run_trains_in_every_way_and_hits_the_cache(tmp_path, capsys, ways):
-    out = tmp_path / "pipeline.json"
+def test_a_quick_run_trains_in_every_way_and_hits_the_cache(tmp_path, capsys, monkeypatch, ways):
+    out, saved = tmp_path / "pipeline.json", []
+
+    def save(result, path):
+        saved.append([row["name"] for row in result["rows"]])
+        write_json(result, path=path)
+
+    monkeypatch.setattr(pipeline, "write_json", save)
     batches = [] if ways == SOME else ["--batches", "16"]
     assert pipeline.main(["--quick", "--epochs", "2", "--ways", ",".join(ways), *batches, "--out", str(out)]) == 0
     result = json.loads(out.read_text())
     rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == ways
+    assert saved == [*(ways[:count] for count in range(1, len(ways) + 1)), ways], "after each way, and at the end"
     fields = {"name", "seconds_to_accuracy", "accuracy", "samples_per_s", "peak_memory_bytes", "reshapes"}
     for row in rows.values():
         assert fields <= set(row)

@@ -67,7 +67,8 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """The whole benchmark. `weights`: a file of pretrained weights, made if it does not exist.
 
-    `save` gets the result of the seeds so far after each of them: a run of many minutes may be interrupted.
+    `save` gets the result so far, after each way of the first seed and after each seed: a run of many minutes may be
+    interrupted.
     """
     began, busy = time.perf_counter(), busy_share(1.0)
     ranks = RankOptions(
@@ -97,21 +98,30 @@ def measure(
             result["chunks"] = launch.chunks(options, batches, steps)
         records: list[list[dict[str, Any]]] = []
         crashed: dict[str, str] = {}
+
+        def compared(*more: list[dict[str, Any]]) -> dict[str, Any]:
+            rows = _compared(options, [*records, *more], crashed, busy)
+            return result | rows | {"seconds": time.perf_counter() - began}
+
+        def save_first(so_far: list[dict[str, Any]]) -> None:
+            if not records:
+                save(compared(so_far))
+
         for seed in options.seeds:
             progress(f"seed {seed}")
-            found, failed = launch.ways(options, seed)
+            found, failed = launch.ways(options, seed, after_way=save_first)
+            crashed.update(failed)
             records.append(found)
-            crashed |= failed
-            result |= _compared(options, records, crashed, busy) | {"seconds": time.perf_counter() - began}
-            save(result)
-    return result
+            save(compared())
+        return compared()
 
 
 def _compared(
     options: Options, records: Sequence[Sequence[dict[str, Any]]], crashed: dict[str, str], busy: float
 ) -> dict[str, Any]:
-    """The rows of all ways that did not crash, with warnings."""
-    names = [way.name for way in options.chosen() if way.name not in crashed]
+    """The rows of all ways that every rank has finished with every seed, with warnings."""
+    done = set.intersection(*(set(rank) for ranks in records for rank in ranks))
+    names = [way.name for way in options.chosen() if way.name in done]
     reference = REFERENCE if REFERENCE in names else names[0] if names else ""
     return {
         "seeds": list(options.seeds[: len(records)]),
@@ -140,8 +150,10 @@ class _Launch:
     folder: Path
     progress: Progress
 
-    def ways(self, options: Options, seed: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The records of each rank by way, and why ways crashed."""
+    def ways(
+        self, options: Options, seed: int, *, after_way: Callable[[list[dict[str, Any]]], None]
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The records of each rank by way, and why ways crashed. `after_way` gets the records so far."""
         order = options.chosen()
         # Another seed starts with another way, so that no way is always the one on the warmer machine.
         left = [*order[seed % len(order) :], *order[: seed % len(order)]]
@@ -153,6 +165,8 @@ class _Launch:
                 self._say(rank, message)
             else:
                 records[rank][message[0]] = message[1]
+                if all(message[0] in of_rank for of_rank in records):
+                    after_way(records)
 
         while left:
             store = str(self.folder / f"rendezvous-{seed}-{len(left)}")
