@@ -1,4 +1,4 @@
-"""Makes the pictures of the four projects that Syncline carries on: streams, scaling table, loss curves, freezes.
+"""Makes pictures of the docs: those of the four projects that Syncline carries on, and steps over the bandwidth.
 
 Each one is a part of the page of a command, or of a result that was kept: `python scripts/seed_pictures.py [NAME ...]`.
 Needs Chromium.
@@ -6,6 +6,7 @@ Needs Chromium.
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from syncline.bench.overhead.gpu_claims import page as networks_page
 from syncline.bench.overlap.table import page as overlap_page
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 ALONE = """heading => document.querySelectorAll("main > section").forEach(section => {
     if (section.querySelector("h2").textContent !== heading) section.remove();
 })"""
-STREAMS = ROOT / "benchmarks" / "results" / "overlap-vgg19-2nodes-1gbit-h200-batch64.json"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ PICTURES = {
         "Freezes and reshapes",
     ),
 }  # fmt: skip
+KEPT = {
+    "streams": ("overlap-vgg19-2nodes-1gbit-h200-batch64.json", overlap_page, "One step of each"),
+    "networks": ("overhead-h200.json", networks_page, "ResNet-50 on links of any speed"),
+}
+"""Measurements on a GPU that were kept: file, what makes its page, and the heading of the part to show."""
 
 
 def _ran(name: str, folder: Path) -> tuple[Path, str]:
@@ -54,21 +61,23 @@ def _ran(name: str, folder: Path) -> tuple[Path, str]:
     return folder / name / "report.html", picture.heading
 
 
-def _streams(folder: Path) -> tuple[Path, str]:
-    """The page of a measurement on a GPU that was kept."""
+def _kept(name: str, folder: Path) -> tuple[Path, str]:
+    """The page of a measurement that was kept, and the heading of the part."""
+    file, make, heading = KEPT[name]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "streams.html").write_text(overlap_page(json.loads(STREAMS.read_text())))
-    return folder / "streams.html", "One step of each"
+    page = folder / f"{name}.html"
+    page.write_text(make(json.loads((RESULTS / file).read_text())))
+    return page, heading
 
 
 def main() -> None:
     """Run the commands whose page does not exist yet, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=["streams", *PICTURES])
+    parser.add_argument("names", nargs="*", default=[*KEPT, *PICTURES])
     parser.add_argument("--folder", type=Path, default=Path("runs/pictures"))
     given = parser.parse_args()
     folder = (ROOT / given.folder).resolve()
-    pages = {name: (_streams(folder) if name == "streams" else _ran(name, folder)) for name in given.names}
+    pages = {name: (_kept(name, folder) if name in KEPT else _ran(name, folder)) for name in given.names}
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 980, "height": 1600})

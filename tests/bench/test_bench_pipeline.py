@@ -2,16 +2,17 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from syncline.bench.output import write_json
+from syncline.bench.output import write_between, write_json
 from syncline.bench.pipeline import run as pipeline
 from syncline.bench.pipeline.options import Options, ablation
 from syncline.bench.pipeline.pretrain import load_pretrained, pretrain
 from syncline.bench.pipeline.rows import epochs_to, payback, rows_of
-from syncline.bench.pipeline.table import page, sentence, text
+from syncline.bench.pipeline.table import markdown, page, sentence, text
 from syncline.bench.pipeline.throughput import Cell, cells
 from syncline.errors import UsageError
 from syncline.train.workload import build
@@ -94,13 +95,19 @@ def test_rows_compare_times_to_the_same_accuracy(tmp_path):
     assert "2x1 -> 1x2" in text(result)
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- pipeline -->\nold\n<!-- /pipeline -->\nafter\n")
-    pipeline.write_page(document, result)
+    write_between(document, "pipeline", markdown(result))
     assert "| all | 18 s |" in document.read_text()
     assert "old" not in document.read_text()
     shown = page(result)
     assert 'data-chart="accuracy"' in shown
     assert 'data-chart="shape-1"' in shown
     assert 'data-chart="shape-0"' not in shown, "nothing froze there"
+
+
+def test_the_page_shows_the_committed_result():
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks" / "results" / "pipeline-cpu.json").read_text())
+    assert markdown(result) in (root / "docs" / "pipeline.md").read_text()
 
 
 def test_the_accuracy_is_reached_when_the_mean_of_the_seeds_stays_there():

@@ -24,14 +24,15 @@ def write_json(result: dict[str, Any], path: Path) -> None:
 
 
 def markdown_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A table of a page.
+    r"""A table of a page.
 
-    >>> print(markdown_table(["way", "ratio"], [["ddp", "1.00"]]))
+    >>> print(markdown_table(["way", "ratio"], [["powersgd | bf16", "1.00"]]))
     | way | ratio |
     | --- | --- |
-    | ddp | 1.00 |
+    | powersgd \| bf16 | 1.00 |
     """
-    return "\n".join("| " + " | ".join(one) + " |" for one in (headings, ["---"] * len(headings), *cells))
+    lines = (headings, ["---"] * len(headings), *cells)
+    return "\n".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in lines)
 
 
 def write_between(page: Path, name: str, text: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from syncline.bench.output import markdown_table
 from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import against_rival, issue_above, row
 from syncline.bench.ranks import Progress, default_options, ranks_started, result_of
@@ -18,6 +19,7 @@ from syncline.bench.training import Options
 from syncline.cluster.quantities import parse_bandwidth
 from syncline.errors import UsageError
 from syncline.report.bench_pages import Table, networks_page
+from syncline.report.figures import plural
 
 UNSHAPED = "unshaped"
 RESNET, GPT2, VIT = "resnet50", "gpt2(size=small)", "vit(size=b16)"
@@ -159,6 +161,47 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         held = "yes" if claim["held"] else "no"
         lines.append([*where, f"{value['median']:.3f}", spread, f"{claim['limit']:.2f}", held])
     return ["model", "network", "way", "figure", "value", "quartiles", "limit", "held"], lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of a page of the documentation: each cell of the free network, the links, and all claims."""
+    free, links = [], []
+    for cell in result["cells"]:
+        if cell["network"] == UNSHAPED:
+            free.append(markdown_table([cell["model"], *_COLUMNS], [_of_free(line) for line in cell["rows"]]))
+        else:
+            by_way = {line["way"]: line for line in cell["rows"]}
+            steps = [f"{line['step_ms']['median']:.1f}" for line in cell["rows"]]
+            links.append([cell["network"], *steps, _spread(cell["claims"][0]["value"]), _plan(by_way[AUTO])])
+    # All cells of links have the same ways.
+    heads = ["link", *(f"{way}, ms" for way in SHAPED[0].ways), "`auto` / best DDP", "plan of `auto`"]
+    return "\n\n".join([*free, markdown_table(heads, links), markdown_table(*table(result))])
+
+
+_COLUMNS = ("step ms", "of DDP's", "quartiles", "issue ms", "+mem peak", "plan")
+
+
+def _of_free(line: dict[str, Any]) -> list[str]:
+    """Issue times are in brackets where the device was idle in some of the steps."""
+    ratio, issue = line["ratio_to_ddp"]["step"], f"{line['issue_ms']['median']:.1f}"
+    exact = line["kept_busy"] >= 0.9
+    spread = f"{ratio['low']:.2f}-{ratio['high']:.2f}"
+    peak = f"{line['memory_above_alone_of_gradients']['peak']:.2f}x"
+    texts = [f"{line['step_ms']['median']:.1f}", f"{ratio['median']:.2f}", spread, issue if exact else f"({issue})"]
+    return [f"`{line['way']}`", *texts, peak, _plan(line)]
+
+
+def _spread(value: Timing) -> str:
+    return f"{value['median']:.2f} ({value['low']:.2f}-{value['high']:.2f})"
+
+
+def _plan(line: dict[str, Any]) -> str:
+    """Executor, units and codecs of a plan in words."""
+    plan = line["plan"]
+    if not plan:
+        return ""
+    codecs = "" if plan["codecs"] == "none" else f", {plan['codecs']}"
+    return f"{plan['executor']}, {plural(plan['units'], 'unit')}{codecs}"
 
 
 def page(result: dict[str, Any]) -> str:

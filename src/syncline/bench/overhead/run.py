@@ -20,6 +20,7 @@ from syncline.bench.overhead.rows import row, table
 from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.training import Options
 from syncline.errors import RankFailure, UsageError
+from syncline.files import read_json
 from syncline.report.figures import text_table
 from syncline.spec import split
 
@@ -66,12 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     part = "with --never-slower: only cells whose label contains this text (1Gbit); --out keeps the others it has"
     commands.add_argument("--only", default="", help=part)
     commands.add_argument("--page", type=Path, help="with --never-slower: a page to write the table into")
+    commands.add_argument("--show", type=Path, help="with --never-slower: measure nothing, show an earlier JSON file")
     given = commands.parse_args(arguments)
     if not given.never_slower:
         return run_command(commands, arguments, _options_of_command, measure, table)
     progress = partial(print, file=sys.stderr, flush=True)
     try:
-        if given.device == "cuda":
+        if given.show is not None:
+            result = read_json(given.show)
+        elif given.device == "cuda":
             result = gpu_claims.measure(
                 gpu_claims.chosen(given.model, given.bandwidth),
                 progress=progress,
@@ -80,15 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         else:
             result = claims_measured(given.out, quick=given.quick, only=given.only, progress=progress)
-    except UsageError as error:
+    except (UsageError, OSError) as error:
         commands.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)
         return 1
-    print(text_table(*(gpu_claims if given.device == "cuda" else never_slower).table(result)))
+    cuda = given.device == "cuda"
+    shown = (gpu_claims if cuda else never_slower).table(result)
+    print(text_table(*shown))
     print("\n".join(result["warnings"]))
-    if given.page is not None:
-        write_between(given.page, "never-slower", markdown_table(*never_slower.table(result)))
+    if given.page is not None and cuda:
+        write_between(given.page, "never-slower-gpu", gpu_claims.markdown(result))
+    elif given.page is not None:
+        write_between(given.page, "never-slower", markdown_table(*shown))
     return 0
 
 
@@ -99,7 +107,9 @@ def claims_measured(out: Path | None, *, quick: bool, only: str, progress: Progr
     return never_slower.measure(quick=quick, only=only, before=before, progress=progress, save=save)
 
 
-def _options_of_command(*, never_slower: bool, quick: bool, only: str, page: Path | None, **asked: Any) -> Options:
-    if quick or only or page:
-        raise UsageError("--quick, --only and --page are for --never-slower: use fewer --blocks and --steps")
+def _options_of_command(
+    *, never_slower: bool, quick: bool, only: str, page: Path | None, show: Path | None, **asked: Any
+) -> Options:
+    if quick or only or page or show:
+        raise UsageError("--quick, --only, --page and --show are for --never-slower: use fewer --blocks and --steps")
     return options(**asked)

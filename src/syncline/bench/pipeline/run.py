@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from syncline.bench.output import environment, write_json
+from syncline.bench.output import environment, write_between, write_json
 from syncline.bench.pipeline.options import Options, ablation
 from syncline.bench.pipeline.pretrain import pretrain
 from syncline.bench.pipeline.rank import run_rank
@@ -25,14 +25,13 @@ from syncline.bench.ranks import Progress, busy_warnings, places
 from syncline.bench.training import Options as RankOptions
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
-from syncline.files import read_json, write_text
+from syncline.files import read_json
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.data.fashion_mnist import DEBIAN
 from syncline.train.rank.join import check_device
 from syncline.train.session.machine import busy_share
 
 REFERENCE = "none"
-_MARKS = ("<!-- pipeline -->\n", "<!-- /pipeline -->")
 QUICK = {
     "model": "vit(size=tiny, layers=4, patch=8)", "data": "shapes(classes='5-9', train=128, test=64)",
     "pretrain": "shapes(classes='0-4', train=256, test=64)", "pretrain_epochs": 1, "epochs": 3, "ranks": 2, "stages": 2,
@@ -132,15 +131,6 @@ def _compared(
     }
 
 
-def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Put the tables between the marks of a page."""
-    before, _, rest = page.read_text().partition(_MARKS[0])
-    _, mark, after = rest.partition(_MARKS[1])
-    if not mark:
-        raise UsageError(f"{page} has no place for the tables: add the lines '{_MARKS[0].strip()}' and '{_MARKS[1]}'")
-    write_text(f"{before}{_MARKS[0]}{markdown(result)}\n{mark}{after}", page)
-
-
 @dataclass(frozen=True)
 class _Launch:
     """Starts ranks for some ways; one that crashes loses only itself."""
@@ -228,8 +218,8 @@ def main(arguments: list[str] | None = None) -> int:
             save = partial(write_json, path=out) if out is not None else lambda result: None
             result = measure(options, progress=progress, weights=weights, batches=sizes, save=save)
         if target is not None:
-            write_page(target, result)
-    except UsageError as error:
+            write_between(target, "pipeline", markdown(result))
+    except (UsageError, OSError) as error:
         parser.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from syncline.bench.output import markdown_table
 from syncline.report.bench_pages import Table, pipeline_page
 from syncline.report.figures import (
     NONE,
@@ -56,13 +57,9 @@ def text(result: dict[str, Any]) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """The tables and the sentence as a page of the documentation shows them."""
-    parts = [("", tabulate(ABLATION, result["rows"])), *_more(result)]
-    tables = []
-    for title, (headings, cells) in parts:
-        rows = [headings, ["---"] * len(headings), *cells]
-        tables.append(
-            "\n".join([*([f"{title}:", ""] if title else []), *("| " + " | ".join(row) + " |" for row in rows)])
-        )
+    tables = [markdown_table(*tabulate(ABLATION, result["rows"]))]
+    for title, cells in _more(result):
+        tables += [f"{title}:", markdown_table(*cells)]
     count = len(result["seeds"])
     note = f"Means of {plural(count, 'seed')}; shapes and changes of seed {result['seeds'][0]}. {sentence(result)}"
     return "\n\n".join([*tables, note])

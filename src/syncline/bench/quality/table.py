@@ -40,7 +40,7 @@ def console_table(result: dict[str, Any]) -> Any:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table as a page of the documentation shows it."""
-    rows = [row | {"codec": f"`{row['codec']}`".replace("|", "\\|")} for row in result["summary"]]
+    rows = [row | {"codec": f"`{row['codec']}`"} for row in result["summary"]]
     return markdown_table(*tabulate(COLUMNS, rows))
 
 
