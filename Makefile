@@ -12,15 +12,16 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# torch first and pinned: any other order may fetch a CUDA build of several gigabytes.
+# torch first and pinned: any other order may fetch a CUDA build of several gigabytes. Python compiles what is imported at
+# its first import; pip would compile all files of all packages, which takes half of the installation.
 $(CLI): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli]'
 	touch $(CLI)
 
 $(STAMP): $(CLI)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 demo: $(CLI)

@@ -56,6 +56,7 @@ def test_a_disk_that_is_full_for_a_checkpoint_is_named_and_the_results_are_kept(
     record("disk full", what="checkpoint", outcome="file named, row saved", seconds=running.ended_at - began)
 
 
+@pytest.mark.chaos
 def test_a_read_only_folder_is_named_at_once(box, record):
     mount(box, "size=4m")
     box.shell("mount -o remount,ro disk")

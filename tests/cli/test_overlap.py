@@ -74,6 +74,7 @@ def test_what_only_a_rank_can_see_is_one_line_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.full  # the same contestants as above
 @pytest.mark.alone
 @pytest.mark.namespaces
 def test_models_measures_the_chosen_cells(tmp_path):

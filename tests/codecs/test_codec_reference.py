@@ -149,7 +149,7 @@ RANDOM = {
 def test_random_codecs_choose_the_papers_neighbours_with_the_papers_odds(spec: str) -> None:
     x = np.random.default_rng(5).standard_normal(96).astype(np.float32)
     low, high, chance = RANDOM[spec](x)
-    trials = 1500
+    trials = 600
     samples = np.stack(
         [lockstep(spec, [[torch.from_numpy(x)]], first_step=t).outputs[0][0].numpy() for t in range(trials)]
     )

@@ -85,6 +85,7 @@ def test_the_wheel_has_all_files(wheel):
 EXTRAS = {"cli", "accelerate", "lightning", "tensorboard", "docs", "dev"}
 
 
+@pytest.mark.full  # most of a minute; what the wheel says of itself and what the demo installs are tested above
 @pytest.mark.namespaces
 @pytest.mark.timeout(600)
 def test_the_package_without_its_source_tree(tmp_path):

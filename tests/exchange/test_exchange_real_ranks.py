@@ -57,7 +57,7 @@ def test_every_chain_and_every_exchange_of_chains_is_in_the_half() -> None:
     ("world", "codecs"),
     [
         (2, "single"),
-        (3, "some chains"),
+        pytest.param(3, "some chains", marks=pytest.mark.full),
         pytest.param(4, "single", marks=pytest.mark.full),
         *(pytest.param(world, "all", marks=pytest.mark.full) for world in (2, 3, 4)),
     ],

@@ -176,6 +176,7 @@ def resumed(rank: int, world: int, folder: str) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.full  # the Trainer, which is on Accelerate, resumes in `test_trainer.py`
 def test_checkpoints_of_accelerate_resume_bit_for_bit_after_a_kill(tmp_path: Path) -> None:
     run_until_killed(straight, 2, str(tmp_path))
     for result in run_ranks(resumed, 2, str(tmp_path)):

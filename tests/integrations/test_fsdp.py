@@ -246,6 +246,7 @@ def other_world(rank: int, world: int, folder: str, shape: tuple[int, int]) -> d
     }
 
 
+@pytest.mark.full  # the losses of all codecs are compared above
 def test_codecs_resume_bit_for_bit_after_a_kill_and_on_other_worlds(tmp_path: Path) -> None:
     run_until_killed(codecs_and_state, 4, str(tmp_path), timeout=120)
     result = run_ranks(codecs_resumed, 4, str(tmp_path), timeout=120)[0]

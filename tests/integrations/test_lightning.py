@@ -196,6 +196,7 @@ def fabric_resumed(rank: int, world: int, folder: str) -> tuple[Any, Any]:
     return fabric_steps(folder, load=False), fabric_steps(folder, load=True)
 
 
+@pytest.mark.full  # the Trainer above resumes in the same way
 def test_checkpoints_of_fabric_hold_the_codec_state(tmp_path: Path) -> None:
     for straight, again in run_ranks(fabric_resumed, 2, str(tmp_path)):
         assert again == straight

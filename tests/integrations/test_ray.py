@@ -98,6 +98,7 @@ def test_ray_train_equals_its_ddp_and_a_killed_worker_resumes(on_ray: Run, tmp_p
     }  # fmt: skip
 
 
+@pytest.mark.full  # most of a minute to start Ray
 @pytest.mark.timeout(240)
 def test_compare_runs_on_the_nodes_of_a_ray_cluster(on_ray: Run, tmp_path: Path) -> None:
     strategy, out = "syncline(powersgd(rank=2))", tmp_path / "run"

@@ -1,6 +1,6 @@
 """`attach` trains as DDP does: every loop of the table in five or six ways (see `ways.py`), compared with a reference.
 
-All rows with 2 ranks over the late exchange, every eighth one in one more way, the core in every second way; half of
+All rows with 2 ranks over the late exchange, every eighth one in one more way, the core in every fourth way; half of
 the core also with 1 rank, and the other half with 4. With `--full` all ways, and the whole core with 1, 3 and 4 ranks.
 With 1 and 2 ranks bit for bit (a sum of two has one order, and a share of 1/2 is exact), but where a row says
 otherwise. With 3 and 4 ranks to rounding, because the backend's order of summation depends on the sizes of messages:
@@ -40,7 +40,7 @@ def cells(world: int) -> list[Any]:
 
 
 def _is_usual(number: int, row: Row, way: str) -> bool:
-    """Whether this cell runs without `--full`: the late exchange, half of the core's ways, one more in some rows.
+    """Whether this cell runs without `--full`: the late exchange, a quarter of the core's ways, one more in some rows.
 
     Each way to read a tensor is used for parameters or for gradients.
     """
@@ -49,7 +49,7 @@ def _is_usual(number: int, row: Row, way: str) -> bool:
         # The same read of the other kind: parameters and gradients in flight have the same class, whose touches wait.
         return found[2] not in READS or (found[1] == "parameter") == (list(READS).index(found[2]) % 2 == 0)
     if row.core:
-        return way == "fine" or others.index(way) % 2 == number % 2
+        return way == "fine" or others.index(way) % 4 == number % 4
     return way == "fine" or (number % 8 == 0 and way == others[number // 8 % len(others)])
 
 
