@@ -6,7 +6,7 @@ import pytest
 
 import report_samples as samples
 from syncline.report.verdict import cautions, headline, verdicts
-from syncline.results.schema import AT_MOST
+from syncline.results.schema import AT_MOST, Run
 
 
 def said(results: object, label: str) -> str:
@@ -92,6 +92,31 @@ def test_where_one_rank_is_fastest_the_others_are_compared_with_each_other() -> 
     assert "against ddp it spends" in said(results, "ddp-bf16")
     alone = samples.results(samples.run("single", step=20.0), samples.run("ddp", step=985.0))
     assert "several ranks" not in headline(alone)
+
+
+def curve(run: Run, losses: list[float]) -> Run:
+    return run | {"loss": losses}
+
+
+def test_a_run_that_trains_worse_is_not_called_the_fastest() -> None:
+    dense = [2.0 - 0.02 * step + 0.1 * (step % 3) for step in range(60)]
+    ddp, bf16, low = (samples.run(name, step=ms) for name, ms in (("ddp", 900.0), ("ddp-bf16", 500.0), ("low", 200.0)))
+    ddp["wire_bytes_per_step"], bf16["wire_bytes_per_step"], low["wire_bytes_per_step"] = 4e6, 2e6, 1e5
+    noisy = [loss * (1.05 if step % 2 else 0.98) for step, loss in enumerate(dense)]
+    late = [loss + 0.01 * step for step, loss in enumerate(dense)]
+    results = samples.results(curve(ddp, dense), curve(bf16, noisy), curve(low, late))
+    base = sum(dense[-15:]) / 15
+    above = round(100 * (sum(late[-15:]) / 15 / base - 1))
+    worse = f"its loss is {above}% above that of ddp (mean of 15 steps)"
+    assert headline(results).startswith("ddp-bf16 is the fastest of 2 that train equally well: 497 ms")
+    assert headline(results).endswith(f"low takes 200 ms, but {worse}.")
+    assert f"It trains worse: {worse}. So its speed is no gain." in said(results, "low")
+    assert "trains worse" not in said(results, "ddp-bf16")
+    assert "against ddp-bf16" in said(results, "ddp"), "not against the one that trains worse"
+    for equal in (dense, [loss * 1.15 for loss in dense]):
+        assert headline(samples.results(curve(ddp, dense), curve(low, equal))).startswith("low is the fastest of 2: ")
+    short = samples.results(curve(ddp, dense[:30]), curve(low, late[:30]))
+    assert headline(short).startswith("low is the fastest of 2: "), "too few steps to tell"
 
 
 def test_a_speed_up_beyond_the_ranks_has_no_efficiency() -> None:

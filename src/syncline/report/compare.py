@@ -15,6 +15,21 @@ from syncline.trace.span import PHASES
 BASELINE = "single"
 """The strategy others are measured against: one rank, no exchange."""
 _MOST_EFFICIENT = 1.1
+_LATE, _FEWEST = 0.25, 10
+"""The share of the steps, and their least number, whose losses say how well a run trains."""
+_CLEARLY_WORSE = 1.2
+"""Smaller ratios of late losses are also seen between equal runs, which differ in rounding."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A run whose loss is clearly above that of another one, which saw the same batches and sent all gradients."""
+
+    label: str
+    """The other run."""
+    ratio: float
+    """Mean loss of the last steps, relative to the other one's."""
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ class Row:
     final_loss: float | None
     loss_difference: float | None
     nearest: Nearest | None
+    behind: Behind | None
+    """None where the loss is about that of the run with the most bytes, or cannot be compared."""
     rank_spread: float | None
     late_rank: int | None
     waited_ms: float | None
@@ -165,6 +182,11 @@ def with_several_ranks(order: Sequence[Row]) -> list[Row]:
     return [row for row in order if workers(row.run) > 1]
 
 
+def that_train_well(order: Sequence[Row]) -> list[Row]:
+    """The runs whose loss is not behind, in the same order: the speed of the others says little."""
+    return [row for row in order if row.behind is None]
+
+
 def per_sample(row: Row) -> float:
     """Median step time divided by the batch, because steps of different batches cannot be ranked by time alone."""
     return (row.median or 0.0) / (finite(row.run.get("batch")) or 1.0)
@@ -192,6 +214,7 @@ def _row(run: Run, label: str, runs: Sequence[Run], names: Sequence[str]) -> Row
         final_loss=finite(losses[-1]) if losses else None,
         loss_difference=loss_difference(run, single) if single is not None else None,
         nearest=_nearest(run, runs, names),
+        behind=_behind(run, runs, names),
         rank_spread=rank_spread(run),
         late_rank=late[0] if late else None,
         waited_ms=late[1] if late else None,
@@ -205,3 +228,26 @@ def _nearest(run: Run, runs: Sequence[Run], names: Sequence[str]) -> Nearest | N
         if other is not run and ok(other) and ok(run) and (gap := loss_difference(run, other)) is not None
     ]
     return min(others, key=lambda n: n.difference, default=None)
+
+
+def _behind(run: Run, runs: Sequence[Run], names: Sequence[str]) -> Behind | None:
+    """Compare the late losses with those of the run of as many ranks that sends the most: it compresses least."""
+    peers = {
+        name: other
+        for other, name in zip(runs, names, strict=True)
+        if ok(other) and workers(other) == workers(run) > 1 and loss_difference(run, other) is not None
+    }
+    if not ok(run) or not peers:
+        return None
+    name = max(peers, key=lambda one: finite(peers[one].get("wire_bytes_per_step")) or 0.0)
+    ours, theirs = run.get("loss", []), peers[name].get("loss", [])
+    count = int(len(ours) * _LATE)
+    if peers[name] is run or len(ours) != len(theirs) or count < _FEWEST:
+        return None
+    late = [numbers(losses[-count:]) for losses in (ours, theirs)]
+    if any(len(values) < count for values in late):
+        return None
+    mine, base = map(stats.mean, late)
+    gaps = [a - b for a, b in zip(*late, strict=True)]
+    clear = stats.mean(gaps) > stats.two_standard_errors(gaps)
+    return Behind(name, mine / base, count) if 0 < base * _CLEARLY_WORSE < mine and clear else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from syncline.errors import UsageError
 from syncline.report.changes import Change, changes, shape_over_time
-from syncline.report.compare import labels, ranking, rows, with_several_ranks
+from syncline.report.compare import labels, ranking, rows, that_train_well, with_several_ranks
 from syncline.report.figures import duration, one_line, percent, size
 from syncline.report.page import shares_strip
 from syncline.report.palette import palette
@@ -104,7 +104,7 @@ def traces(results: Results, folder: Path, *, new_trace: Trace | None = None) ->
     found.sort(key=lambda one: (one.index < 0, one.index))
     fastest = ranking(rows(results))
     # What the headline is about; a run of one rank exchanges nothing.
-    order = [*with_several_ranks(fastest), *fastest]
+    order = [*with_several_ranks(that_train_well(fastest)), *fastest]
     by_speed = [number for row in order for number, one in enumerate(found) if one.label == row.label]
     return Traces(tuple(found), tuple(notes), opened=by_speed[0] if by_speed else 0)
 

@@ -8,7 +8,18 @@ results always give the same words.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncline.report.compare import Row, parts_ms, per_sample, ranking, rows, share, with_several_ranks, workers
+from syncline.report.compare import (
+    Behind,
+    Row,
+    parts_ms,
+    per_sample,
+    ranking,
+    rows,
+    share,
+    that_train_well,
+    with_several_ranks,
+    workers,
+)
 from syncline.report.figures import bandwidth, duration, one_line, percent, plural, seconds, size, times
 from syncline.report.scaling import DOMINATES, start_up
 from syncline.results.file import finite, numbers
@@ -60,10 +71,17 @@ def headline(results: Results) -> str:
         return "No strategy finished." if table else "Nothing was run."
     if len(good) == 1:
         return f"{good[0].label} takes {duration(good[0].median)} per step (median){tail}."
-    sentences = [_fastest(good)]
-    several = with_several_ranks(good)
-    if several and several[0] is not good[0] and len(several) > 1:
+    well = that_train_well(good)
+    sentences = [_fastest(well, among="" if len(well) == len(good) else " that train equally well")]
+    several = with_several_ranks(well)
+    if several and several[0] is not well[0] and len(several) > 1:
         sentences.append(_fastest(several, among=" with several ranks"))
+    at_best = several[0] if several else well[0]
+    sentences += [
+        f"{row.label} takes {duration(row.median)}, but {_loss_above(row.behind)}"
+        for row in good
+        if row.behind is not None and per_sample(row) < per_sample(at_best)
+    ]
     return f"{'. '.join(sentences)}{tail}."
 
 
@@ -80,6 +98,10 @@ def _fastest(order: Sequence[Row], *, among: str = "") -> str:
             return f"Too few steps to separate {names}: {duration(best.median)} per step (median) at best{gain}"
         return f"{names} are the fastest{among}, equal within noise: {duration(best.median)} per step (median){gain}"
     return f"{best.label} is the fastest of {len(order)}{among}: {duration(best.median)} per step (median){gain}"
+
+
+def _loss_above(behind: Behind) -> str:
+    return f"its loss is {percent(behind.ratio - 1)} above that of {behind.label} (mean of {behind.steps} steps)"
 
 
 def cautions(results: Results) -> list[str]:
@@ -216,8 +238,8 @@ def _samples(row: Row) -> float | None:
 
 
 def _reference(row: Row, table: Sequence[Row]) -> Row | None:
-    """The run to compare with: the fastest at its world size; for that one itself, the next one."""
-    order = ranking(table)
+    """The run to compare with: the fastest that trains well at its world size; for that one itself, the next one."""
+    order = [other for other in ranking(table) if other.behind is None or other is row]
     if len(order) < 2 or row not in order:
         return None
     peers = [other for other in order if workers(other.run) == workers(row.run)]
@@ -248,6 +270,8 @@ def _remarks(row: Row) -> list[str]:
     bad = next((i for i, loss in enumerate(losses) if finite(loss) is None), None)
     if bad is not None:
         found.append(f"Its loss is not a finite number from step {bad + 1} on: the training diverged.")
+    if row.behind is not None:
+        found.append(f"It trains worse: {_loss_above(row.behind)}. So its speed is no gain.")
     start = start_up(row.run)
     if start.first_epoch_s and start.later_epoch_s and start.first_epoch_s > 2 * start.later_epoch_s:
         ratio = times(start.first_epoch_s / start.later_epoch_s)
