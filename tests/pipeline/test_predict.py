@@ -123,13 +123,15 @@ def test_shapes_worth_a_trial_are_one_stage_and_a_pipeline_that_is_not_much_slow
     blocks = Blocks.of(workload("vit(size=tiny)")[0])
     count = len(blocks.cut())
 
-    def shapes(forward, gradient_bytes):
+    def shapes(forward, gradient_bytes, *, schedule="1f1b", world=4, runs=lambda shape: True):
         times = [SublayerTime(Time(0.0, forward), Time(0.0, 2 * forward), gradient_bytes)] * count
         network = Network(latency=0.0, bytes_per_s=1e9)
-        choice = LayoutChoice(blocks, Shape(1, 4), schedule="1f1b", times=times, network=network, cached=False)
+        choice = LayoutChoice(blocks, Shape(1, world), schedule=schedule, times=times, network=network, cached=False)
         choice.samples = 64
-        return [shape.stages for shape in choice.shapes_to_try()]
+        return [shape.stages for shape in choice.shapes_to_try(runs)]
 
     assert shapes(1e-3, 4) == [1, 2], "exchanges cost nothing: the shallowest pipeline wastes least"
     assert shapes(1e-9, 4 * 10**9)[0] == 1, "the start is always timed"
     assert len(shapes(1e-9, 4 * 10**9)) == 2, "large gradients, little work: a pipeline may win"
+    assert shapes(1e-3, 4, runs=lambda shape: shape.stages == 1) == [1], "what the schedule cannot run is not tried"
+    assert shapes(1e-3, 4, schedule="interleaved", world=count) == [1], "two stages per rank need twice the sublayers"

@@ -1,6 +1,7 @@
 """Reshapes of real ranks: the run goes on as one process would, with optimizer state equal by value."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -291,6 +292,50 @@ def test_the_first_steps_choose_the_fastest_shape_and_are_those_of_one_process(f
         assert spans == ["1x2 -> 2x1", "2x1 -> 1x2"][: 3 - fastest], "the start, the other shape, the fastest"
         assert stages == fastest
     assert results[0][3] == [True] * 7 + [False], "a checkpoint knows whether the shape is chosen"
+
+
+def _resuming_while_choosing(rank, world, folder):
+    run.DeviceClock, _ClockOfShapes.fastest = _ClockOfShapes, 2
+    losses, stages, done = [], [], 0
+    for steps in (2, 5, 1):  # in the shape of the start, until the trial is over, after it
+        model, data = workload(VIT)
+        optimizer, blocks = adamw(model), Blocks.of(model)
+        times = measure_sublayers(blocks, batch_of(data, torch.arange(8)))
+        network = Network(latency=0.0, bytes_per_s=1e6)
+        pipe = Pipeline(blocks, optimizer, stages=None, confirm=True, times=times, network=network)
+        _ClockOfShapes.pipe = pipe
+        if done:
+            pipe.load(Path(folder) / f"{done}.pt")
+        for step in range(done, done + steps):
+            pipe.tune_shape()
+            indices = torch.arange(SAMPLES) + SAMPLES * step
+            losses.append(float(pipe.train_batch(batch_of(data, indices[list(pipe.share(SAMPLES))]), total=SAMPLES)))
+            optimizer.step()
+            optimizer.zero_grad()
+            stages.append(pipe.shape.stages)
+        done += steps
+        pipe.save(Path(folder) / f"{done}.pt")
+        trying = pipe.trying_shapes
+        pipe.close()
+    return losses, stages, trying
+
+
+def test_a_resumed_trial_of_shapes_begins_again_and_changes_no_value(tmp_path):
+    results = run_ranks(_resuming_while_choosing, 2, str(tmp_path))
+    model, data = workload(VIT)
+    optimizer = adamw(model)
+    for step in range(8):
+        loss = model(*batch_of(data, torch.arange(SAMPLES) + SAMPLES * step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for losses, *_ in results:
+            assert losses[step] == pytest.approx(loss.item(), abs=1e-9), step
+    for _, stages, trying in results:
+        assert stages[:5] == [1, 1, 1, 1, 1], "three steps more without stages after the first checkpoint"
+        assert stages[5:7] == [2, 2], "then the other shape"
+        assert stages[7] == 1, "a start without stages tries again where the checkpoint had stages"
+        assert trying
 
 
 def test_a_shape_is_chosen_by_measured_times():

@@ -111,10 +111,17 @@ def test_a_run_that_trains_worse_is_not_called_the_fastest() -> None:
     assert headline(results).startswith("ddp-bf16 is the fastest of 2 that train equally well: 497 ms")
     assert headline(results).endswith(f"low takes 200 ms, but {worse}.")
     assert f"It trains worse: {worse}. So its speed is no gain." in said(results, "low")
+    assert "the fastest" not in said(results, "low")
+    assert said(results, "low").startswith("200 ms per step, 0.40x ddp-bf16's")
+    assert "the fastest of 2;" in said(results, "ddp-bf16")
     assert "trains worse" not in said(results, "ddp-bf16")
     assert "against ddp-bf16" in said(results, "ddp"), "not against the one that trains worse"
     for equal in (dense, [loss * 1.15 for loss in dense]):
         assert headline(samples.results(curve(ddp, dense), curve(low, equal))).startswith("low is the fastest of 2: ")
+    diverged = [*dense[:50], *([None] * 10)]
+    results = samples.results(curve(ddp, dense), curve(low, diverged))
+    gone = "its loss is not a finite number at the end, where ddp still trains"
+    assert headline(results) == f"ddp takes 905 ms per step (median). low takes 200 ms, but {gone}."
     short = samples.results(curve(ddp, dense[:30]), curve(low, late[:30]))
     assert headline(short).startswith("low is the fastest of 2: "), "too few steps to tell"
 

@@ -250,12 +250,14 @@ def integrations(
 def pipeline(
     model: Model = None,
     data: Annotated[str | None, typer.Option(help="The data of the fine-tuning.")] = None,
-    freeze: Annotated[str | None, typer.Option(help="The freeze policy; default: schedule(alpha=0.15).")] = None,
+    freeze: Annotated[
+        str | None, typer.Option(help="The freeze policy; default: schedule(alpha=0.9, after=2, keep=1).")
+    ] = None,
     device: Device = "cpu",
     ranks: Annotated[int | None, typer.Option(help="Ranks on this machine; default: 4.")] = None,
     stages: Annotated[int | None, typer.Option(help="Stages at the start; default: 4.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size of all ranks together; default: 128.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the fine-tuning; default: 14.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size of all ranks together; default: 256.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the fine-tuning; default: 12.")] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated random seeds.")] = "0,1,2",
     ways: Annotated[str | None, typer.Option(help="Comma-separated ways to train; default: all.")] = None,
     batches: Annotated[str, typer.Option(help="DDP against Pipe+DDP for these batch sizes; empty: leave out.")] = "128",

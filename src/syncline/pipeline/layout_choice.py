@@ -1,14 +1,17 @@
 """`LayoutChoice`: the stages of a model in a shape, their predicted steps, and the smallest shape that fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, frozen_sublayers, lay_out, parameter_counts
 from syncline.pipeline.mesh import Shape
 from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
 from syncline.pipeline.reshape import largest_stage, smallest_shape
+from syncline.pipeline.schedule import find_schedule
 from syncline.sim import Network
 
+_MOST_STAGES = 8
+"""Of shapes to try at the start: simulations of deeper pipelines take seconds."""
 _WORTH_A_TRIAL = 1.5
 """Ranks that share cores or a GPU, and hidden exchanges, make predictions wrong by about as much."""
 
@@ -64,11 +67,15 @@ class LayoutChoice:
         """The shape with the fewest stages whose training part a rank can hold, as far as it has held as much."""
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
 
-    def shapes_to_try(self) -> list[Shape]:
-        """One stage, and the best of the others if its predicted step is not much longer."""
-        divisors = [stages for stages in range(1, min(self._world, len(self._sizes)) + 1) if self._world % stages == 0]
+    def shapes_to_try(self, runs: Callable[[Shape], bool]) -> list[Shape]:
+        """One stage, and the best of the others if its predicted step is not much longer.
+
+        `runs(shape)`: whether the schedule can run in a shape.
+        """
+        most = min(self._world, _MOST_STAGES, len(self._sizes) // find_schedule(self._schedule).per_rank)
+        divisors = [stages for stages in range(1, max(1, most) + 1) if self._world % stages == 0]
         steps = {}
-        for shape in (Shape.of(self._world, stages) for stages in divisors):
+        for shape in filter(runs, (Shape.of(self._world, stages) for stages in divisors)):
             if found := self.predicted(self.lay_out(shape)):
                 steps[shape] = found[0][0]
         one, *others = sorted(steps, key=lambda shape: (shape.stages > 1, steps[shape]))

@@ -240,6 +240,13 @@ class Pipeline:
         if shape.stages > 1:
             check_micro_batches(self.schedule, self._micro_batches_in(shape), ranks=shape.stages)
 
+    def _runs_in(self, shape: Shape) -> bool:
+        try:
+            self._check(shape)
+        except UsageError:
+            return False
+        return True
+
     def _micro_batches_in(self, shape: Shape) -> int:
         if shape.stages == 1:
             return 1
@@ -320,7 +327,8 @@ class Pipeline:
         names the rank and this file.
         """
         shape = Shape.of(self._world, stages)
-        self._may_try_shapes = False
+        self._may_try_shapes = self._may_try_shapes and shape == self.shape
+        self._trial = self._step_began = None  # other layers train now: a trial begins again
         self._change_shape(shape, checkpoint=checkpoint, extra=extra)
 
     def _change_shape(
@@ -393,7 +401,9 @@ class Pipeline:
             return self.shape
         now = self._clock.mark()
         if self._step_began is not None and self.steps:
-            self._trial = self._trial or ShapeTrial(self._choice.shapes_to_try())
+            if self._trial is None:
+                others = [shape for shape in self._choice.shapes_to_try(self._runs_in) if shape != self.shape]
+                self._trial = ShapeTrial([self.shape, *others])
             took = torch.tensor(self._clock.seconds(self._step_began, now), dtype=torch.float64, device=self._words)
             with self._communicating(f"step {self.steps}: trial of a shape"):
                 dist.all_reduce(took, op=dist.ReduceOp.MAX)
@@ -401,9 +411,13 @@ class Pipeline:
             self._may_try_shapes = not self._trial.over
             if shape is not None and shape != self.shape:
                 self._change_shape(shape)
-                now = self._clock.mark()
-        self._step_began = now
+        self._step_began = self._clock.mark()
         return self.shape
+
+    @property
+    def trying_shapes(self) -> bool:
+        """Whether the first steps have still to choose the shape."""
+        return self._may_try_shapes
 
     @property
     def _words(self) -> torch.device:
@@ -476,10 +490,12 @@ class Pipeline:
         put_state(self.blocks, self.optimizer, state, self._holders_here())
         self._renew_runner()  # a cache must see that the frozen weights are other ones
         self._gradients.follow_freeze(self.steps)
-        if self._confirm and state["stages"] == self.shape.stages and "micro_batches" in state:
+        if self._confirm and state["stages"] == self.shape.stages > 1 and "micro_batches" in state:
             # As the run had them: another number adds gradients in another order.
             self._chosen_micro_batches, self._confirmed = int(state["micro_batches"]), self.shape
-        self._may_try_shapes = self._may_try_shapes and bool(state.get("trying_shapes"))
+        chosen = not state.get("trying_shapes") and state["stages"] == self.shape.stages
+        self._may_try_shapes = self._may_try_shapes and not chosen
+        self._trial = self._step_began = None
         self.steps = int(state["steps"])
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:

@@ -3,6 +3,7 @@
 Pure functions of a results dict. A figure that cannot be computed (the run crashed, or there is no baseline) is None.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Behind:
     label: str
     """The other run."""
     ratio: float
-    """Mean loss of the last steps, relative to the other one's."""
+    """Mean loss of the last steps, relative to the other one's; infinite if one of them is not a finite number."""
     steps: int
 
 
@@ -244,10 +245,12 @@ def _behind(run: Run, runs: Sequence[Run], names: Sequence[str]) -> Behind | Non
     count = int(len(ours) * _LATE)
     if peers[name] is run or len(ours) != len(theirs) or count < _FEWEST:
         return None
-    late = [numbers(losses[-count:]) for losses in (ours, theirs)]
-    if any(len(values) < count for values in late):
+    late, of_peer = (numbers(losses[-count:]) for losses in (ours, theirs))
+    if len(of_peer) < count:
         return None
-    mine, base = map(stats.mean, late)
-    gaps = [a - b for a, b in zip(*late, strict=True)]
+    if len(late) < count:
+        return Behind(name, math.inf, count)
+    mine, base = stats.mean(late), stats.mean(of_peer)
+    gaps = [a - b for a, b in zip(late, of_peer, strict=True)]
     clear = stats.mean(gaps) > stats.two_standard_errors(gaps)
     return Behind(name, mine / base, count) if 0 < base * _CLEARLY_WORSE < mine and clear else None

@@ -5,6 +5,7 @@ its evidence. A difference is claimed only where the confidence intervals of the
 results always give the same words.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ def headline(results: Results) -> str:
     if len(good) == 1:
         return f"{good[0].label} takes {duration(good[0].median)} per step (median){tail}."
     well = that_train_well(good)
+    if not well:
+        return f"No strategy trains as it should: see the losses{tail}."
     sentences = [_fastest(well, among="" if len(well) == len(good) else " that train equally well")]
     several = with_several_ranks(well)
     if several and several[0] is not well[0] and len(several) > 1:
@@ -88,6 +91,8 @@ def headline(results: Results) -> str:
 def _fastest(order: Sequence[Row], *, among: str = "") -> str:
     """`ddp is the fastest of 4: 885 ms per step (median)`, or the runs that are equal within noise."""
     best, gain = order[0], ""
+    if len(order) == 1:
+        return f"{best.label} takes {duration(best.median)} per step (median)"
     if best.speedup is not None and best.against not in (None, best.label):
         at = "" if best.efficiency is None else f" at {percent(best.efficiency)} efficiency"
         gain = f", {times(best.speedup)} the throughput of {best.against}{at}"
@@ -101,6 +106,8 @@ def _fastest(order: Sequence[Row], *, among: str = "") -> str:
 
 
 def _loss_above(behind: Behind) -> str:
+    if math.isinf(behind.ratio):
+        return f"its loss is not a finite number at the end, where {behind.label} still trains"
     return f"its loss is {percent(behind.ratio - 1)} above that of {behind.label} (mean of {behind.steps} steps)"
 
 
@@ -138,9 +145,9 @@ def _crash(row: Row) -> str:
 
 def _place(row: Row, table: Sequence[Row]) -> str:
     """`885 ms per step, the fastest of 4` and the like."""
-    order = ranking(table)
+    order = that_train_well(ranking(table))
     text = f"{duration(row.median)} per step"
-    if len(order) < 2 or row.median is None:
+    if row.median is None or not order or order == [row]:
         return text
     best = order[0]
     if row is best:

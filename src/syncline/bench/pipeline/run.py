@@ -102,7 +102,8 @@ def measure(
             rows = _compared(options, [*records, *more], crashed, busy)
             return result | rows | {"seconds": time.perf_counter() - began}
 
-        def save_first(so_far: list[dict[str, Any]]) -> None:
+        def save_first(so_far: list[dict[str, Any]], failed: dict[str, str]) -> None:
+            crashed.update(failed)
             if not records:
                 save(compared(so_far))
 
@@ -141,9 +142,9 @@ class _Launch:
     progress: Progress
 
     def ways(
-        self, options: Options, seed: int, *, after_way: Callable[[list[dict[str, Any]]], None]
+        self, options: Options, seed: int, *, after_way: Callable[[list[dict[str, Any]], dict[str, str]], None]
     ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The records of each rank by way, and why ways crashed. `after_way` gets the records so far."""
+        """The records of each rank by way, and why ways crashed. `after_way` gets both so far."""
         order = options.chosen()
         # Another seed starts with another way, so that no way is always the one on the warmer machine.
         left = [*order[seed % len(order) :], *order[: seed % len(order)]]
@@ -156,7 +157,7 @@ class _Launch:
             else:
                 records[rank][message[0]] = message[1]
                 if all(message[0] in of_rank for of_rank in records):
-                    after_way(records)
+                    after_way(records, crashed)
 
         while left:
             store = str(self.folder / f"rendezvous-{seed}-{len(left)}")

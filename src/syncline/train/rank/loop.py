@@ -142,10 +142,11 @@ class Loop:
 
     def _step(self, step: int) -> Tensor:
         recorder = self.context.recorder
+        part = self.synchronisers[0].part()  # may change the shape of a pipeline, which belongs to no step
         recorder.step = step
         begin = recorder.mark("step")
         with recorder.span("data"):
-            epoch, samples = self.sampler(step, self.synchronisers[0].part())
+            epoch, samples = self.sampler(step, part)
             batch = self._batch(epoch, samples)
         losses = []
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):

@@ -60,7 +60,8 @@ class Snapshots:
                 for optimizer, state in zip(loop.optimizers, whole, strict=True)
             ]
             content["pipelines"] = [
-                {} if state is None else {key: state[key] for key in ("frozen", "stages", "steps")} for state in whole
+                {} if state is None else {key: state[key] for key in state if key not in ("model", "optimizer")}
+                for state in whole
             ]
         plain = {key: _plain(value, key) for key, value in content.items()}
         files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))

@@ -95,8 +95,10 @@ class Piped(Synchroniser):
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])  # stages are balanced by what trains
         stages = int(state["stages"])
-        # The shape that the run had; another number of ranks starts with the stages that were asked for.
-        if stages and stages != self.pipe.shape.stages and self.context.workers % stages == 0:
+        # The shape that the run had; another number of ranks starts with the stages that were asked for, and a run that
+        # had not chosen its shape yet tries shapes again.
+        trying = self.pipe.trying_shapes and state.get("trying_shapes")
+        if stages and not trying and stages != self.pipe.shape.stages and self.context.workers % stages == 0:
             self.pipe.reshape(stages=stages)
         self.pipe.load_state_dict(state)
 
