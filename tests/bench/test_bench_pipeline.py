@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from syncline.bench.output import write_between, write_json
+from syncline.bench.overhead import run as overhead
 from syncline.bench.pipeline import run as pipeline
 from syncline.bench.pipeline.options import Options, ablation
 from syncline.bench.pipeline.pretrain import load_pretrained, pretrain
@@ -102,6 +103,17 @@ def test_rows_compare_times_to_the_same_accuracy(tmp_path):
     assert 'data-chart="accuracy"' in shown
     assert 'data-chart="shape-1"' in shown
     assert 'data-chart="shape-0"' not in shown, "nothing froze there"
+
+
+def test_a_file_that_cannot_be_shown_is_one_line(tmp_path, capsys):
+    (tmp_path / "text.json").write_text("no JSON")
+    (tmp_path / "list.json").write_text("[]")
+    for name, why in (("missing.json", "cannot be read"), ("text.json", "cannot be read"), ("list.json", "no result")):
+        for command in (pipeline.main, lambda given: overhead.main(["--never-slower", *given])):
+            with pytest.raises(SystemExit) as stopped:
+                command(["--show", str(tmp_path / name)])
+            assert stopped.value.code == 2
+            assert why in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_page_shows_the_committed_result():

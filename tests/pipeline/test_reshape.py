@@ -239,6 +239,18 @@ def test_every_shape_is_timed_once_and_a_checkpoint_keeps_the_number_of_micro_ba
         assert steps == 3, "timing steps do not count"
 
 
+def _losses_of_one_process(steps):
+    model, data = workload(VIT)
+    optimizer, losses = adamw(model), []
+    for step in range(steps):
+        loss = model(*batch_of(data, torch.arange(SAMPLES) + SAMPLES * step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 class _ClockOfShapes:
     """A clock by which steps of the given number of stages are the fastest."""
 
@@ -279,15 +291,8 @@ def _choosing(rank, world, fastest):
 @pytest.mark.parametrize("fastest", [1, 2])
 def test_the_first_steps_choose_the_fastest_shape_and_are_those_of_one_process(fastest):
     results = run_ranks(_choosing, 2, fastest)
-    model, data = workload(VIT)
-    optimizer = adamw(model)
-    for step in range(8):
-        loss = model(*batch_of(data, torch.arange(SAMPLES) + SAMPLES * step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for losses, *_ in results:
-            assert losses[step] == pytest.approx(loss.item(), abs=1e-9), step
+    for losses, *_ in results:
+        assert losses == pytest.approx(_losses_of_one_process(8), abs=1e-9)
     for _, spans, stages, _ in results:
         assert spans == ["1x2 -> 2x1", "2x1 -> 1x2"][: 3 - fastest], "the start, the other shape, the fastest"
         assert stages == fastest
@@ -322,15 +327,8 @@ def _resuming_while_choosing(rank, world, folder):
 
 def test_a_resumed_trial_of_shapes_begins_again_and_changes_no_value(tmp_path):
     results = run_ranks(_resuming_while_choosing, 2, str(tmp_path))
-    model, data = workload(VIT)
-    optimizer = adamw(model)
-    for step in range(8):
-        loss = model(*batch_of(data, torch.arange(SAMPLES) + SAMPLES * step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for losses, *_ in results:
-            assert losses[step] == pytest.approx(loss.item(), abs=1e-9), step
+    for losses, *_ in results:
+        assert losses == pytest.approx(_losses_of_one_process(8), abs=1e-9)
     for _, stages, trying in results:
         assert stages[:5] == [1, 1, 1, 1, 1], "three steps more without stages after the first checkpoint"
         assert stages[5:7] == [2, 2], "then the other shape"

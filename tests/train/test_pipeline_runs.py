@@ -1,11 +1,16 @@
 """`syncline train --pipe --dp --cache --freeze`: the losses of a single process, reshapes on the timeline, resuming."""
 
+from types import SimpleNamespace
+
 import pytest
 from test_freeze_runs import train
 
 from syncline.errors import UsageError
+from syncline.pipeline.mesh import Shape
+from syncline.train.checkpoint import files as checkpoint_files
 from syncline.train.config import Config
 from syncline.train.session.runs import list_runs
+from syncline.train.strategies.pipeline import Piped
 
 FREEZE = {"train.freeze": "schedule(alpha=0.5)", "train.epochs": 3}
 PIPELINE = {"train.pipe": 2, "train.dp": True, "train.cache": "20MB"}
@@ -26,6 +31,8 @@ def test_a_shrinking_pipeline_trains_like_a_single_process_and_resumes(tmp_path)
 
     train(tmp_path / "cut", **{**FREEZE, "train.epochs": 2}, **PIPELINE, **{"train.checkpoint_every": 6})
     checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000006"
+    (kept,) = checkpoint_files.read(checkpoint, 0)["pipelines"]
+    assert {"frozen", "stages", "micro_batches", "trying_shapes", "steps"} == set(kept)
     resumed, _, _ = train(tmp_path, resume=checkpoint, **FREEZE, **PIPELINE, **{"train.checkpoint_every": 6})
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-5)
     assert [epoch["frozen"] for epoch in resumed["epochs"]] == [epoch["frozen"] for epoch in whole["epochs"]]
@@ -38,6 +45,16 @@ def test_a_shape_that_the_first_steps_choose_trains_like_a_single_process(tmp_pa
     chosen, _, _ = train(tmp_path / "chosen", **settings, **{"train.pipe": 0})
     assert chosen["loss"] == pytest.approx(single["loss"], rel=1e-4)
     assert [epoch["frozen"] for epoch in chosen["epochs"]] == [epoch["frozen"] for epoch in single["epochs"]]
+
+
+def test_every_step_asks_for_its_shape_first():
+    piped = object.__new__(Piped)
+
+    def tune_shape():
+        piped.pipe.replica, piped.pipe.shape = 1, Shape(1, 2)
+
+    piped.pipe = SimpleNamespace(replica=0, shape=Shape(2, 1), tune_shape=tune_shape)
+    assert piped.part() == (1, 2), "the part of the new shape"
 
 
 def test_what_no_pipeline_can_do_is_refused():

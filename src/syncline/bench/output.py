@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from syncline.errors import UsageError
-from syncline.files import write_text
+from syncline.files import read_json, write_text
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -21,6 +21,17 @@ def environment(device: torch.device) -> dict[str, Any]:
 def write_json(result: dict[str, Any], path: Path) -> None:
     """Write the result atomically."""
     write_text(json.dumps(result, indent=1) + "\n", path)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result of an earlier run."""
+    try:
+        result = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; give the JSON file that --out has written") from None
+    if not isinstance(result, dict) or "rows" not in result:
+        raise UsageError(f"{path} is no result of a benchmark: give the JSON file that --out has written")
+    return result
 
 
 def markdown_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

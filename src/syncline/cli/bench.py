@@ -135,7 +135,7 @@ def overhead(
     as_json: Json = False,
     quiet: Quiet = False,
     never_slower: Annotated[
-        bool, typer.Option(help="Instead: the best DDP on several networks. CPU: 30 minutes; CUDA: eight minutes.")
+        bool, typer.Option(help="Instead: the best DDP on several networks. CPU: 50 minutes; CUDA: eight minutes.")
     ] = False,
     quick: Annotated[bool, typer.Option(help="With --never-slower: three small cells.")] = False,
     only: Annotated[

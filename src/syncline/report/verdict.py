@@ -72,9 +72,7 @@ def headline(results: Results) -> str:
         return "No strategy finished." if table else "Nothing was run."
     if len(good) == 1:
         return f"{good[0].label} takes {duration(good[0].median)} per step (median){tail}."
-    well = that_train_well(good)
-    if not well:
-        return f"No strategy trains as it should: see the losses{tail}."
+    well = that_train_well(good) or good
     sentences = [_fastest(well, among="" if len(well) == len(good) else " that train equally well")]
     several = with_several_ranks(well)
     if several and several[0] is not well[0] and len(several) > 1:

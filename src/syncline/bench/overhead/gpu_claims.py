@@ -173,9 +173,9 @@ def markdown(result: dict[str, Any]) -> str:
             by_way = {line["way"]: line for line in cell["rows"]}
             steps = [f"{line['step_ms']['median']:.1f}" for line in cell["rows"]]
             links.append([cell["network"], *steps, _spread(cell["claims"][0]["value"]), _plan(by_way[AUTO])])
-    # All cells of links have the same ways.
     heads = ["link", *(f"{way}, ms" for way in SHAPED[0].ways), "`auto` / best DDP", "plan of `auto`"]
-    return "\n\n".join([*free, markdown_table(heads, links), markdown_table(*table(result))])
+    by_link = [markdown_table(heads, links)] if links else []
+    return "\n\n".join([*free, *by_link, markdown_table(*table(result))])
 
 
 _COLUMNS = ("step ms", "of DDP's", "quartiles", "issue ms", "+mem peak", "plan")

@@ -124,18 +124,19 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
         ways = tuple(way for way in ways if "bucket_mb=100" not in way)  # never the best there, and slow
     records: list[dict[str, Any]] = []
     plans: dict[str, list[Any]] = {way: [] for way in ways}
-    busy_before = 0.0
+    busy_before = []
     for start in range(cell.starts):
         first = start * len(ways) // cell.starts
         order = (*ways[first:], *ways[:first])  # the place among the ways must not matter either
         with ranks_started(run_rank, _options(cell, order), progress) as (found, _, busy):
             records += found
-            busy_before = busy if start == 0 else busy_before  # later on, the start before is still counted
+            busy_before.append(busy)
             for way in ways:
                 plans[way].append(found[0]["ways"][way]["plan"])
     rows = [{**row(name, records), "plans": plans[name]} for name in ways]
     against = [against_rival(name, records) for name in cell.ours]
-    return {"busy_before": round(busy_before, 3), "starts": cell.starts, "rows": rows, "against": against}
+    # Later starts see the end of the one before as load.
+    return {"busy_before": round(busy_before[0], 3), "starts": cell.starts, "rows": rows, "against": against}
 
 
 def _first_steps(cell: Cell, progress: Progress) -> dict[str, Any]:

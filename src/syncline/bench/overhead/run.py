@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from syncline import codecs
-from syncline.bench.output import markdown_table, write_between, write_json
+from syncline.bench.output import markdown_table, read_result, write_between, write_json
 from syncline.bench.overhead import gpu_claims, never_slower
 from syncline.bench.overhead.rank import run_rank
 from syncline.bench.overhead.rows import row, table
 from syncline.bench.ranks import Progress, default_options, parser, ranks_started, result_of, run_command
 from syncline.bench.training import Options
 from syncline.errors import RankFailure, UsageError
-from syncline.files import read_json
 from syncline.report.figures import text_table
 from syncline.spec import split
 
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser("overhead", __doc__)
     what = "comma list of specs to attach with; default: bf16 and powersgd"
     commands.add_argument("--codecs", dest="names", metavar="CODECS", type=split, help=what)
-    against = "instead: the best DDP on several networks; CPU: also the first steps, 30 minutes; CUDA: 8 minutes"
+    against = "instead: the best DDP on several networks; CPU: also the first steps, 50 minutes; CUDA: 8 minutes"
     commands.add_argument("--never-slower", action="store_true", help=against)
     commands.add_argument("--quick", action="store_true", help="with --never-slower: three small cells")
     part = "with --never-slower: only cells whose label contains this text (1Gbit); --out keeps the others it has"
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = partial(print, file=sys.stderr, flush=True)
     try:
         if given.show is not None:
-            result = read_json(given.show)
+            result = read_result(given.show)
         elif given.device == "cuda":
             result = gpu_claims.measure(
                 gpu_claims.chosen(given.model, given.bandwidth),
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         else:
             result = claims_measured(given.out, quick=given.quick, only=given.only, progress=progress)
-    except (UsageError, OSError) as error:
+    except UsageError as error:
         commands.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)

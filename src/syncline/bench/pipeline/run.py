@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from syncline.bench.output import environment, write_between, write_json
+from syncline.bench.output import environment, read_result, write_between, write_json
 from syncline.bench.pipeline.options import Options, ablation
 from syncline.bench.pipeline.pretrain import pretrain
 from syncline.bench.pipeline.rank import run_rank
@@ -25,7 +25,6 @@ from syncline.bench.ranks import Progress, busy_warnings, places
 from syncline.bench.training import Options as RankOptions
 from syncline.cluster.ranks import Place, run_ranks, warm_up
 from syncline.errors import RankFailure, UsageError
-from syncline.files import read_json
 from syncline.trace.record.cpu_time import available_cores
 from syncline.train.data.fashion_mnist import DEBIAN
 from syncline.train.rank.join import check_device
@@ -212,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         given[key] = None if given[key] is None else tuple(kind(word) for word in given[key].split(","))
     sizes = tuple(int(word) for word in batches.split(",") if word)
     try:
-        result = read_json(shown) if shown else None
+        result = read_result(shown) if shown else None
         if result is None:
             options = options_for(given, quick=quick)
             progress = partial(print, file=sys.stderr, flush=True)
@@ -220,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
             result = measure(options, progress=progress, weights=weights, batches=sizes, save=save)
         if target is not None:
             write_between(target, "pipeline", markdown(result))
-    except (UsageError, OSError) as error:
+    except UsageError as error:
         parser.error(str(error))
     except RankFailure as failure:
         print(failure.traceback, failure, sep="\n", file=sys.stderr)
