@@ -116,10 +116,21 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path, capsys):
             assert why in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_page_shows_the_committed_result():
+@pytest.mark.parametrize("name", ["pipeline-cpu", "pipeline-vit-h200", "pipeline-bert-h200"])
+def test_the_page_shows_the_committed_result(name):
     root = Path(__file__).parents[2]
-    result = json.loads((root / "benchmarks" / "results" / "pipeline-cpu.json").read_text())
+    result = json.loads((root / "benchmarks" / "results" / f"{name}.json").read_text())
     assert markdown(result) in (root / "docs" / "pipeline.md").read_text()
+
+
+def test_an_earlier_result_is_put_between_the_marks_that_are_asked_for(tmp_path, capsys):
+    earlier = Path(__file__).parents[2] / "benchmarks" / "results" / "pipeline-vit-h200.json"
+    document = tmp_path / "page.md"
+    document.write_text("<!-- gpu -->\nold\n<!-- /gpu -->\n")
+    assert pipeline.main(["--show", str(earlier), "--page", str(document), "--mark", "gpu"]) == 0
+    assert "| against ddp-bf16 |" in document.read_text()
+    assert "old" not in document.read_text()
+    assert "against ddp-bf16" in capsys.readouterr().out
 
 
 def test_the_accuracy_is_reached_when_the_mean_of_the_seeds_stays_there():
@@ -163,3 +174,23 @@ def test_mistakes_have_one_sentence():
         pipeline.options_for({"stages": 3})
     with pytest.raises(UsageError, match="no way to train 'al'"):
         pipeline.options_for({"ways": ("al",)})
+    with pytest.raises(UsageError, match="no way to train 'dp'"):
+        pipeline.options_for({"reference": "dp"})
+
+
+def test_ways_run_in_the_order_asked_for():
+    assert [way.name for way in Options(ways=("all", "ddp")).chosen()] == ["all", "ddp"]
+
+
+def test_pretraining_can_have_another_head(tmp_path):
+    options = Options(
+        model="bert(size=tiny, layers=2)", pretrain_model="bert(size=tiny, layers=2, head=pretraining)",
+        data="text(megabytes=0.3, classes=2)", pretrain="text(megabytes=0.1)", pretrain_epochs=1, batch=32,
+    )  # fmt: skip
+    pretrain(options, tmp_path / "w.pt", progress=lambda line: None)
+    module = build(options.model, options.data, seed=3).phases[0].module
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    load_pretrained(module, tmp_path / "w.pt")
+    changed = [name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])]
+    heads = [name for name in before if name not in changed]
+    assert 0 < len(heads) < 8, f"the classifier alone stays: {heads}"

@@ -12,7 +12,7 @@ from workload_cases import TINY, train
 from syncline.errors import UsageError
 from syncline.train.data import Need, load_data
 from syncline.train.data.counter import bits, uniform
-from syncline.train.data.images import choose, class_range
+from syncline.train.data.images import StoredImages, checked_side, choose, class_range
 from syncline.train.data.shapes import coverage
 from syncline.train.workload import DATA, build, load_optimizer
 
@@ -102,6 +102,23 @@ def test_some_classes_are_the_same_images_with_labels_from_0() -> None:
             load_data(f"shapes(classes='{text}')", need, model="vit", seed=0)
     with pytest.raises(UsageError, match="there are 4 training images"):
         choose(stored, range(2, 4), most=9)
+
+
+def test_stored_images_are_enlarged_on_request() -> None:
+    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    images[0, 0, :, 2:] = 255
+    labels = torch.tensor([0, 1])
+    as_stored = StoredImages(images, labels, (0.0,), (1.0,)).batch(torch.arange(2))[0]
+    large = StoredImages(images, labels, (0.0,), (1.0,), side=8).batch(torch.arange(2))[0]
+    assert large.shape == (2, 1, 8, 8)
+    assert torch.equal(large[1], torch.zeros(1, 8, 8))
+    # The left half stays dark and the right half bright, with one soft step between them.
+    assert torch.allclose(large[0, 0, 0], torch.tensor([0, 0, 0, 0.25, 0.75, 1, 1, 1]))
+    assert torch.equal(as_stored[0, 0, 0], torch.tensor([0.0, 0, 1, 1]))
+    assert (checked_side(None, stored=32), checked_side(32, stored=32), checked_side(224, stored=32)) == (0, 0, 224)
+    for size in (31, 0, 5000):
+        with pytest.raises(UsageError, match=f"image_size={size}: 32 \\(as stored\\) to 1024"):
+            checked_side(size, stored=32)
 
 
 @pytest.mark.full

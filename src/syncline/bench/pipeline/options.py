@@ -44,6 +44,8 @@ class Options:
     data: str = "fashion-mnist(classes='0-3', train=10240)"
     pretrain: str = "fashion-mnist(classes='4-9', augment=True)"
     """The data of the pretraining: other classes. Empty: random weights, for figures of speed alone."""
+    pretrain_model: str = ""
+    """The model of the pretraining, such as a BERT with another head; empty: `model`."""
     pretrain_epochs: int = 20
     optimizer: str = "adamw(lr=0.001, weight_decay=0.05)"
     freeze: str = "schedule(alpha=0.9, after=2, keep=1)"
@@ -67,10 +69,13 @@ class Options:
     timeout_s: float = 300.0
     seeds: tuple[int, ...] = (0, 1, 2)
     ways: tuple[str, ...] = ()
-    """The names of the ways to compare; empty: all of the ablation, and DDP in BF16 on a GPU alone."""
+    """The ways to compare, in the order of their runs; empty: all of the ablation, and DDP in BF16 on a GPU alone."""
+    reference: str = "none"
+    """The way that the others are compared with."""
 
     def chosen(self) -> list[Way]:
         """The ways of this run, in the order of the table."""
-        known = ablation(self.stages)
+        known = {way.name: way for way in ablation(self.stages)}
         # A small model's gradients cost next to nothing on a CPU's loopback interface.
-        return [way for way in known if (way.name in self.ways if self.ways else not way.bf16 or self.device == "cuda")]
+        usual = [name for name, way in known.items() if not way.bf16 or self.device == "cuda"]
+        return [known[name] for name in self.ways or usual]

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from syncline.bench.pipeline.options import Options, Way
-from syncline.bench.pipeline.pretrain import load_pretrained, one_cycle
+from syncline.bench.pipeline.pretrain import arithmetic, load_pretrained, one_cycle
 from syncline.bench.training import Options as RankOptions
 from syncline.bench.training import joined, synchronise
 from syncline.cluster.ranks import Place, Report
@@ -116,7 +116,7 @@ class _Ddp(_Job):
         """A plain DDP step."""
         epoch, indices = self.sampler(step)
         mine = share(len(indices), self.rank, self.replicas)
-        with autocast(self.options, self.device):
+        with arithmetic(self.options):
             loss: Tensor = self._model(*self.batch(indices[mine.start : mine.stop], epoch))
         loss.backward()
         self._update()
@@ -125,7 +125,7 @@ class _Ddp(_Job):
     def correct(self, batch: tuple[Tensor, ...]) -> tuple[float, int]:
         """Score this rank's part, and add all ranks'."""
         assert self.workload.evaluate is not None
-        with autocast(self.options, self.device):
+        with arithmetic(self.options):
             right, count = self.workload.evaluate(batch) if len(batch[0]) else (0.0, 0)
         sums = torch.tensor([right, count], device=self.device, dtype=torch.float64)
         dist.all_reduce(sums)
@@ -145,7 +145,7 @@ class _Piped(_Job):
                 folder=folder,
                 epochs=options.epochs,
             )  # fmt: skip
-        with autocast(options, device):
+        with arithmetic(options):
             times = measure_sublayers(blocks, self.batch(self.sampler(0)[1], 0))
         codec = options.compress or None
         self._pipe = Pipeline(
@@ -168,7 +168,7 @@ class _Piped(_Job):
         if self.cache is not None and (step + 1) % self.sampler.batches:
             ahead = self.sampler(step + 1)[1]
             self.cache.prefetch(ahead[mine.start : mine.stop], view)
-        with autocast(self.options, self.device):
+        with arithmetic(self.options):
             batch, total = self.batch(ids, epoch), len(indices)
             loss = self._pipe.train_batch(batch, total=total, ids=ids, view=view)
         self._update()
@@ -196,7 +196,7 @@ class _Piped(_Job):
 
     def correct(self, batch: tuple[Tensor, ...]) -> tuple[float, int]:
         """Score with the pipeline; every replica has its part."""
-        with autocast(self.options, self.device):
+        with arithmetic(self.options):
             right, count, _ = self._pipe.evaluate(batch)
         return right, count
 
@@ -242,11 +242,6 @@ def _train(job: _Job, report: Report) -> dict[str, Any]:
         "samples_per_s": samples / seconds,
         "peak_memory_bytes": job.memory.peak(),
     }
-
-
-def autocast(options: Options, device: torch.device) -> Any:
-    """BF16 arithmetic if the options ask for it."""
-    return torch.autocast(device.type, torch.bfloat16) if options.autocast else nullcontext()
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from syncline.train.data.fashion_mnist import DEBIAN
 from syncline.train.rank.join import check_device
 from syncline.train.session.machine import busy_share
 
-REFERENCE = "none"
 QUICK = {
     "model": "vit(size=tiny, layers=4, patch=8)", "data": "shapes(classes='5-9', train=128, test=64)",
     "pretrain": "shapes(classes='0-4', train=256, test=64)", "pretrain_epochs": 1, "epochs": 3, "ranks": 2, "stages": 2,
@@ -53,7 +52,7 @@ def options_for(asked: dict[str, Any], *, quick: bool = False) -> Options:
         raise UsageError(f"--stages {options.stages} of {options.ranks} ranks: use a divisor of --ranks, 2 or more")
     check_device(options.device, option="--device ")
     known = [way.name for way in ablation(options.stages)]
-    for name in options.ways:
+    for name in (*options.ways, options.reference):
         if name not in known:
             raise UsageError(f"there is no way to train '{name}': choose from {', '.join(known)}")
     return options
@@ -121,7 +120,7 @@ def _compared(
     """The rows of all ways that every rank has finished with every seed, with warnings."""
     done = set.intersection(*(set(rank) for ranks in records for rank in ranks))
     names = [way.name for way in options.chosen() if way.name in done]
-    reference = REFERENCE if REFERENCE in names else names[0] if names else ""
+    reference = options.reference if options.reference in names else names[0] if names else ""
     return {
         "seeds": list(options.seeds[: len(records)]),
         "reference": reference,
@@ -191,7 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line of `python -m syncline.bench.pipeline`; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m syncline.bench.pipeline", description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file")
-    parser.add_argument("--page", type=Path, help="a page whose part between '<!-- pipeline -->' marks gets the tables")
+    parser.add_argument("--page", type=Path, help="a page whose part between '<!-- MARK -->' marks gets the tables")
+    parser.add_argument("--mark", default="pipeline", help="the name of those marks (default: pipeline)")
     parser.add_argument("--show", type=Path, help="measure nothing: show an earlier JSON file")
     parser.add_argument("--weights", type=Path, help="pretrained weights; made if the file does not exist")
     parser.add_argument("--quick", action="store_true", help="a run of seconds, to see that all works")
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.add_argument(name, type=type(field.default))
     given = vars(parser.parse_args(arguments))
     out, weights, quick, batches = (given.pop(key) for key in ("out", "weights", "quick", "batches"))
-    target, shown = given.pop("page"), given.pop("show")
+    target, mark, shown = (given.pop(key) for key in ("page", "mark", "show"))
     for key, kind in (("seeds", int), ("ways", str)):
         given[key] = None if given[key] is None else tuple(kind(word) for word in given[key].split(","))
     sizes = tuple(int(word) for word in batches.split(",") if word)
@@ -218,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
             save = partial(write_json, path=out) if out is not None else lambda result: None
             result = measure(options, progress=progress, weights=weights, batches=sizes, save=save)
         if target is not None:
-            write_between(target, "pipeline", markdown(result))
+            write_between(target, mark, markdown(result))
     except UsageError as error:
         parser.error(str(error))
     except RankFailure as failure:

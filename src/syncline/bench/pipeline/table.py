@@ -17,20 +17,6 @@ from syncline.report.figures import (
     times,
 )
 
-ABLATION: Columns = (
-    ("way", lambda row: row["name"]),
-    ("time", lambda row: seconds(row["seconds"])),
-    ("against none", lambda row: times(row["speedup"])),
-    ("to 0.5 points below none", lambda row: seconds(row["seconds_to_accuracy"])),
-    ("against none", lambda row: times(row["speedup_to_accuracy"])),
-    ("to the accuracy of both", lambda row: seconds(row["seconds_to_common"])),
-    ("against none", lambda row: times(row["speedup_to_common"])),
-    ("accuracy", lambda row: accuracy(row["accuracy"])),
-    ("points", lambda row: NONE if row["points"] is None else f"{row['points']:+.2f}"),
-    ("samples/s", lambda row: significant(row["samples_per_s"])),
-    ("memory", lambda row: size(row["peak_memory_bytes"])),
-    ("reshapes", lambda row: " ".join(change["to"] for change in row["reshapes"]) or NONE),
-)
 CHUNKS: Columns = (
     ("way", lambda row: row["name"]),
     ("chunks", lambda row: str(row["chunks"] or NONE)),
@@ -49,15 +35,34 @@ CHANGES: Columns = (
 )
 
 
+def ablation_columns(reference: str) -> Columns:
+    """The columns of the main table; all ways are compared with the reference."""
+    against = f"against {reference}"
+    return (
+        ("way", lambda row: row["name"]),
+        ("time", lambda row: seconds(row["seconds"])),
+        (against, lambda row: times(row["speedup"])),
+        (f"to 0.5 points below {reference}", lambda row: seconds(row["seconds_to_accuracy"])),
+        (against, lambda row: times(row["speedup_to_accuracy"])),
+        ("to the accuracy of both", lambda row: seconds(row["seconds_to_common"])),
+        (against, lambda row: times(row["speedup_to_common"])),
+        ("accuracy", lambda row: accuracy(row["accuracy"])),
+        ("points", lambda row: NONE if row["points"] is None else f"{row['points']:+.2f}"),
+        ("samples/s", lambda row: significant(row["samples_per_s"])),
+        ("memory", lambda row: size(row["peak_memory_bytes"])),
+        ("reshapes", lambda row: " ".join(change["to"] for change in row["reshapes"]) or NONE),
+    )
+
+
 def text(result: dict[str, Any]) -> str:
     """The tables for a terminal without rich."""
-    parts = [text_table(*tabulate(ABLATION, result["rows"])), *(text_table(*cells) for _, cells in _more(result))]
+    parts = [text_table(*_ablation(result)), *(text_table(*cells) for _, cells in _more(result))]
     return "\n\n".join([*parts, sentence(result), *result["warnings"]])
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The tables and the sentence as a page of the documentation shows them."""
-    tables = [markdown_table(*tabulate(ABLATION, result["rows"]))]
+    tables = [markdown_table(*_ablation(result))]
     for title, cells in _more(result):
         tables += [f"{title}:", markdown_table(*cells)]
     count = len(result["seeds"])
@@ -72,7 +77,7 @@ def console_table(result: dict[str, Any]) -> Any:
     from syncline.report.tables import simple_table
 
     setting = result["setting"]
-    shown = [simple_table(f"fine-tuning {setting['model']}", *tabulate(ABLATION, result["rows"]), fold=True)]
+    shown = [simple_table(f"fine-tuning {setting['model']}", *_ablation(result), fold=True)]
     shown += [simple_table(title, *cells) for title, cells in _more(result)]
     return Group(*shown)
 
@@ -81,7 +86,7 @@ def page(result: dict[str, Any]) -> str:
     """The HTML page as text; ways that lose more than half a point are marked."""
     bad = frozenset(n for n, row in enumerate(result["rows"]) if row["points"] is not None and row["points"] < -0.5)
     more = [(title, Table(*cells)) for title, cells in _more(result)]
-    return pipeline_page(result, Table(*tabulate(ABLATION, result["rows"]), bad), more, sentences=[sentence(result)])
+    return pipeline_page(result, Table(*_ablation(result), bad), more, sentences=[sentence(result)])
 
 
 def sentence(result: dict[str, Any]) -> str:
@@ -102,6 +107,10 @@ def sentence(result: dict[str, Any]) -> str:
         f"{best['name']} reaches the accuracy of {name} minus half a point {early} as fast as {name}, the accuracy of"
         f" both {common} as fast, and ends {whole} as fast with {best['points']:+.2f} points of accuracy."
     )
+
+
+def _ablation(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    return tabulate(ablation_columns(result["reference"]), result["rows"])
 
 
 def _more(result: dict[str, Any]) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:

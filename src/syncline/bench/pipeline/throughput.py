@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from syncline.bench.pipeline.options import Options
-from syncline.bench.pipeline.rank import autocast, timed
+from syncline.bench.pipeline.pretrain import arithmetic
+from syncline.bench.pipeline.rank import timed
 from syncline.bench.training import Options as RankOptions
 from syncline.bench.training import joined
 from syncline.cluster.ranks import Place, Report
@@ -79,7 +80,7 @@ def _measure(cell: Cell, options: Options, steps: int, device: torch.device) -> 
     batch = tuple(part.to(device) for part in workload.train.batch(indices))
 
     def step() -> None:
-        with autocast(options, device):
+        with arithmetic(options):
             if pipe is not None:
                 pipe.train_batch(batch, total=cell.batch)
             elif model is not None:

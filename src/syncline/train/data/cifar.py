@@ -19,9 +19,10 @@ from torch import Tensor
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need, data
-from syncline.train.data.images import StoredImages, choose, class_range
+from syncline.train.data.images import StoredImages, checked_side, choose, class_range
 
-_PIXELS = 3 * 32 * 32
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
 _MAX_DOWNLOAD = 1 << 30
 
 
@@ -78,21 +79,22 @@ def _register(kind: _Set) -> None:
     @data(kind.name, tasks=("images",))
     def load(
         need: Need, *, seed: int, root: str | None = None, augment: bool = False, download: bool = False,
-        classes: str | None = None, train: int | None = None,
+        classes: str | None = None, train: int | None = None, image_size: int | None = None,
     ) -> Data:  # fmt: skip
         """32x32 colour images. `augment=true`: random crop and mirror; `download=true`: fetch it if missing.
 
-        `classes='0-4'` takes some of the classes, `train` so many of the training images.
+        `classes='0-4'` takes some of the classes, `train` so many of the training images; `image_size=224` enlarges
+        them.
         """
-        kinds = class_range(classes, kind.classes)
+        kinds, side = class_range(classes, kind.classes), checked_side(image_size, stored=_SIDE)
         folder = Path(root).expanduser() if root else cache_folder()
         training, test = (_split(kind, folder, names, download=download) for names in (kind.train, kind.test))
         return Data(
-            StoredImages(*choose(training, kinds, most=train), kind.mean, kind.deviation, augment=augment, seed=seed),
-            StoredImages(*choose(test, kinds), kind.mean, kind.deviation),
+            StoredImages(*choose(training, kinds, most=train), kind.mean, kind.deviation, augment, seed, side),
+            StoredImages(*choose(test, kinds), kind.mean, kind.deviation, side=side),
             classes=len(kinds),
             channels=3,
-            image_size=32,
+            image_size=side or _SIDE,
         )
 
 

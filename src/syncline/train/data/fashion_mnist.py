@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from syncline.errors import UsageError
 from syncline.train.data.base import Data, Need, data
-from syncline.train.data.images import StoredImages, choose, class_range
+from syncline.train.data.images import StoredImages, checked_side, choose, class_range
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _CLASSES = 10
+_SIDE = 32
 # Of the padded 32x32 training images.
 _MEAN, _DEVIATION = 0.2190, 0.3318
 _UNSIGNED_BYTE = 0x08
@@ -26,11 +27,11 @@ _MAX_BYTES = 1 << 30
 @data("fashion-mnist", tasks=("images",))
 def fashion_mnist(
     need: Need, *, seed: int, root: str | None = None, channels: int | None = None, augment: bool = False,
-    classes: str | None = None, train: int | None = None,
+    classes: str | None = None, train: int | None = None, image_size: int | None = None,
 ) -> Data:  # fmt: skip
     """28x28 grey images, padded to 32x32; one channel, or three equal ones where the model needs them.
 
-    `classes='5-9'` takes some of the classes, `train` so many of the training images.
+    `classes='5-9'` takes some of the classes, `train` so many of the training images; `image_size=224` enlarges them.
     """
     folder = Path(root).expanduser() if root else DEBIAN
     count = channels or need.channels or 1
@@ -39,12 +40,13 @@ def fashion_mnist(
     kinds = class_range(classes, _CLASSES)
     training, test = (_split(folder, name, count) for name in ("train", "t10k"))
     mean, deviation = (_MEAN,) * count, (_DEVIATION,) * count
+    side = checked_side(image_size, stored=_SIDE)
     return Data(
-        train=StoredImages(*choose(training, kinds, most=train), mean, deviation, augment=augment, seed=seed),
-        test=StoredImages(*choose(test, kinds), mean, deviation),
+        train=StoredImages(*choose(training, kinds, most=train), mean, deviation, augment, seed, side),
+        test=StoredImages(*choose(test, kinds), mean, deviation, side=side),
         classes=len(kinds),
         channels=count,
-        image_size=32,
+        image_size=side or _SIDE,
     )
 
 

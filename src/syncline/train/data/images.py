@@ -1,4 +1,4 @@
-"""Stored images: uint8 tensors in memory, normalised when a batch is read, augmented on request; choice of classes."""
+"""Stored images (uint8 tensors in memory): on request augmented and enlarged; choice of classes."""
 
 import re
 from dataclasses import dataclass
@@ -12,11 +12,15 @@ from syncline.train.data.base import Batch
 from syncline.train.data.counter import bits
 
 _MARGIN = 4
+_LARGEST = 1024
 
 
 @dataclass(frozen=True)
 class StoredImages:
-    """Samples are (images [n, c, h, w], labels [n]); `augment` crops and flips by (seed, epoch, index)."""
+    """Samples are (images [n, c, h, w], labels [n]); `augment` crops and flips by (seed, epoch, index).
+
+    `side`: the height and width that images are enlarged to; 0: as they are stored.
+    """
 
     images: Tensor
     labels: Tensor
@@ -24,6 +28,7 @@ class StoredImages:
     deviation: tuple[float, ...]
     augment: bool = False
     seed: int = 0
+    side: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,7 +44,10 @@ class StoredImages:
         mean, deviation = (torch.tensor(v, device="cpu").view(1, -1, 1, 1) for v in (self.mean, self.deviation))
         if self.augment:
             images = crop_and_flip(images, bits(self.seed, 64 + epoch, indices, 3))
-        return (images - mean) / deviation, self.labels[indices]
+        images = (images - mean) / deviation
+        if self.side:
+            images = F.interpolate(images, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        return images, self.labels[indices]
 
 
 def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
@@ -68,6 +76,15 @@ def class_range(text: str | None, known: int) -> range:
     if len(found) < 2 or found[-1] >= known:
         raise UsageError(f"classes={short(text)}: first and last, such as classes='0-{known // 2 - 1}' of {known}")
     return found
+
+
+def checked_side(image_size: int | None, *, stored: int) -> int:
+    """The side that stored images of a smaller one are enlarged to; 0 for None and for their own size."""
+    if image_size is None or image_size == stored:
+        return 0
+    if not stored < image_size <= _LARGEST:
+        raise UsageError(f"image_size={image_size}: {stored} (as stored) to {_LARGEST}")
+    return image_size
 
 
 def choose(split: tuple[Tensor, Tensor], classes: range, *, most: int | None = None) -> tuple[Tensor, Tensor]:
