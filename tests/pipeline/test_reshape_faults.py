@@ -12,7 +12,7 @@ from pipelines import batch_of, freeze, workload
 
 from ranks import CONTEXT, run_ranks
 from syncline.errors import PeerError
-from syncline.pipeline import run
+from syncline.pipeline import rank_stages
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.run import Pipeline
 
@@ -42,7 +42,7 @@ def _killed(rank, folder, sender):
     pipe, data = _made(stages=4)
     _train(pipe, data, range(2))
     freeze(pipe.blocks, 2)
-    move = run.move_state
+    move = rank_stages.move_state
 
     def dies(*args, **kwargs):
         if rank == VICTIM:
@@ -50,7 +50,7 @@ def _killed(rank, folder, sender):
             os.kill(os.getpid(), signal.SIGKILL)
         return move(*args, **kwargs)
 
-    run.move_state = dies
+    rank_stages.move_state = dies
     try:
         pipe.reshape(stages=2, checkpoint=f"{folder}/saved.pt", extra={"position": 2 * SAMPLES})
     except PeerError as error:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from syncline.pipeline.blocks import Values, as_values
 from syncline.pipeline.layout import Layout
-from syncline.pipeline.mesh import Mesh
+from syncline.pipeline.mesh import Mesh, message_device
 from syncline.pipeline.stage import StageModule
 
 
@@ -44,7 +44,7 @@ def run_forward(
 def _send(values: Values, target: int, mesh: Mesh, device: torch.device, *, describe: bool) -> None:
     if describe:
         about = [[(value.shape, value.dtype) for value in values]]
-        dist.send_object_list(about, group=mesh.pipe, group_dst=target, device=_words(mesh, device))
+        dist.send_object_list(about, group=mesh.pipe, group_dst=target, device=message_device(device, mesh.pipe))
     for value in values:
         dist.send(value, group=mesh.pipe, group_dst=target)
 
@@ -54,13 +54,9 @@ def _receive(
 ) -> Values:
     if stage not in shapes:
         about: list[Any] = [None]
-        dist.recv_object_list(about, group=mesh.pipe, group_src=source, device=_words(mesh, device))
+        dist.recv_object_list(about, group=mesh.pipe, group_src=source, device=message_device(device, mesh.pipe))
         shapes[stage] = about[0]
     values = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes[stage])
     for value in values:
         dist.recv(value, group=mesh.pipe, group_src=source)
     return values
-
-
-def _words(mesh: Mesh, device: torch.device) -> torch.device:
-    return device if dist.get_backend(mesh.pipe) == "nccl" else torch.device("cpu")

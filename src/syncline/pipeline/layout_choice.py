@@ -6,7 +6,7 @@ from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, frozen_sublayers, lay_out, parameter_counts
 from syncline.pipeline.mesh import Shape
 from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
-from syncline.pipeline.reshape import largest_stage, smallest_shape
+from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
 from syncline.pipeline.schedule import find_schedule
 from syncline.sim import Network
 
@@ -66,6 +66,14 @@ class LayoutChoice:
     def smallest(self) -> Shape:
         """The shape with the fewest stages whose training part a rank can hold, as far as it has held as much."""
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
+
+    def offer(self, now: Layout, *, step_s: float, cost_s: float, steps_left: int) -> Offer | None:
+        """The reshape to the smallest shape, with its step predicted by the ratio of two simulated steps."""
+        shape = self.smallest()
+        if shape == now.shape:
+            return None
+        before, after = (self.predicted(layout)[0][0] for layout in (now, self.lay_out(shape)))
+        return Offer(now.shape, shape, step_s, step_s * after / before, cost_s, steps_left)
 
     def shapes_to_try(self, runs: Callable[[Shape], bool]) -> list[Shape]:
         """One stage, and the best of the others if its predicted step is not much longer.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from syncline.engine.process_groups import forget_groups
@@ -44,6 +45,11 @@ def share(count: int, replica: int, replicas: int) -> range:
     base, more = divmod(count, replicas)
     start = replica * base + min(replica, more)
     return range(start, start + base + (replica < more))
+
+
+def message_device(device: torch.device, group: dist.ProcessGroup | None = None) -> torch.device:
+    """The device of messages over a group (None: all ranks), from or to tensors on `device`."""
+    return device if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
 
 class Mesh:

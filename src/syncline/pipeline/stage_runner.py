@@ -3,7 +3,7 @@
 It belongs to one layout and one number of frozen sublayers; a reshape or a freeze makes a new one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from syncline.pipeline.blocks import Blocks, as_values
 from syncline.pipeline.forward import run_forward
 from syncline.pipeline.gradients import ReplicaGradients
 from syncline.pipeline.layout import Layout, frozen_sublayers
-from syncline.pipeline.mesh import Mesh
+from syncline.pipeline.mesh import Mesh, message_device
 from syncline.pipeline.micro_batches import MicroBatches, rows_needed, split
 from syncline.pipeline.schedule import make_schedule
 from syncline.pipeline.stage import Feed, Prefix, StageModule
@@ -52,12 +52,13 @@ class StageRunner:
             )
             for stage in layout.stages_at(mesh.position)
         }
-        self.forget_schedule()
-
-    def forget_schedule(self) -> None:
-        """Make a new schedule for the next batch, whose shape and number of micro-batches it then has."""
         self._schedule: Any = None
-        self._rows = 0
+        self._schedule_of = (0, 0)
+        """The micro-batches of the schedule, and their rows."""
+
+    def close(self) -> None:
+        """Free the schedule: it and this object refer to each other, which would keep their memory for a while."""
+        self._schedule = None
 
     def train(
         self, batch: Sequence[Tensor], micro_batches: int, *, total: int, ids: Tensor | None, view: int
@@ -69,10 +70,12 @@ class StageRunner:
         """
         if self._layout.shape.stages == 1:
             return self._train_whole(batch, total, ids, view)
+        number, most_rows = self._schedule_of
         rows = rows_needed(len(batch[0]), micro_batches)
-        if self._schedule is None or rows > self._rows:
-            self._schedule, self._rows = self._make_schedule(micro_batches), rows
-        self._feed_stages(split(batch, micro_batches, rows=self._rows), ids, view, total)
+        if micro_batches != number or rows > most_rows:
+            self._schedule, most_rows = self._make_schedule(micro_batches), rows
+            self._schedule_of = micro_batches, rows
+        self._feed_stages(split(batch, micro_batches, rows=most_rows), ids, view, total)
         losses: list[Tensor] = []
         sync = self._gradients.sync
         with nullcontext() if sync is None else sync.no_sync():
@@ -82,13 +85,35 @@ class StageRunner:
         arrival.wait()
         return loss
 
-    def outputs(self, batch: Sequence[Tensor], micro_batches: int) -> Iterator[tuple[Any, Sequence[Tensor]]]:
-        """The model's output and the targets of each micro-batch, on the rank that runs the last stage."""
-        batches = split(batch, micro_batches)
-        self._feed_stages(batches, None, 0, len(batch[0]))
-        outputs = run_forward(self._modules, self._layout, self._mesh, micro_batches=micro_batches, device=self._device)
+    def evaluate(self, batch: Sequence[Tensor], micro_batches: int) -> tuple[int, int, float]:
+        """(right answers, answers, sum of the loss over samples) of all replicas' batches. All ranks call it."""
+        blocks = self._blocks
+        modes = [(module, module.training) for module in blocks.model.modules()]
+        blocks.model.eval()
+        try:
+            with torch.no_grad():
+                sums = self._score(split(batch, micro_batches)).to(message_device(self._device))
+                dist.all_reduce(sums)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return int(sums[0]), int(sums[1]), float(sums[2])
+
+    def _score(self, batches: MicroBatches) -> Tensor:
+        """The sums of `evaluate` over this replica's batch, on the rank that runs the last stage; else zeros."""
+        blocks, sums = self._blocks, torch.zeros(3, dtype=torch.float64)
+        assert blocks.loss is not None
+        self._feed_stages(batches, None, 0, batches.samples)
+        outputs = run_forward(
+            self._modules, self._layout, self._mesh, micro_batches=len(batches.counts), device=self._device
+        )
         for index, output in enumerate(outputs):
-            yield _rows(output, batches.counts[index]), self._feed.targets(index)
+            if count := batches.counts[index]:
+                scored, targets = _rows(output, count), self._feed.targets(index)
+                right, answers = blocks.correct(scored, *targets) if blocks.correct else (0, 0)
+                loss = float(blocks.loss(scored, *targets)) * count
+                sums += torch.tensor([float(right), answers, loss], dtype=torch.float64)
+        return sums
 
     def _train_whole(self, batch: Sequence[Tensor], total: int, ids: Tensor | None, view: int) -> Tensor:
         """One stage: a plain forward and backward pass, which overlaps with the exchange."""

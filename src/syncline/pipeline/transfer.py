@@ -11,7 +11,7 @@ from torch import Tensor
 from syncline.errors import PeerError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, holders, tensors_of
-from syncline.pipeline.mesh import Mesh
+from syncline.pipeline.mesh import Mesh, message_device
 
 _VALUE = "value"
 
@@ -68,7 +68,7 @@ def move_state(
     codec = {path: t for path, t in codec_state.items() if _owner_of(path, kept)}
     for name, (about, parts) in received.items():
         codec.update(_unpack(tensors[name], optimizer, name, about, parts))
-    drop_others(blocks, optimizer, kept)
+    drop_others(blocks, optimizer, new)
     return codec
 
 
@@ -106,9 +106,9 @@ def collect_state(
     return {"model": model, "optimizer": {**saved, "state": state}}
 
 
-def put_state(blocks: Blocks, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], kept: set[str]) -> None:
+def put_state(blocks: Blocks, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], layout: Layout) -> None:
     """Take over the part of a collected state that this rank holds, and the settings of the optimizer's groups."""
-    tensors = tensors_of(blocks)
+    tensors, kept = tensors_of(blocks), _needed_here(blocks, layout)
     numbers = _numbers(blocks, optimizer)
     held = {numbers[name] for name in kept if name in numbers}
     known = {number: entry for number, entry in state["optimizer"]["state"].items() if number in held}
@@ -124,8 +124,9 @@ def _numbers(blocks: Blocks, optimizer: torch.optim.Optimizer) -> dict[str, int]
     return {name: order[id(t)] for name, t in tensors_of(blocks).items() if id(t) in order}
 
 
-def drop_others(blocks: Blocks, optimizer: torch.optim.Optimizer, kept: set[str]) -> None:
+def drop_others(blocks: Blocks, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
     """Free the tensors that this rank does not hold, and their optimizer state; the objects stay."""
+    kept = _needed_here(blocks, layout)
     for name, tensor in tensors_of(blocks).items():
         if name not in kept:
             tensor.data = tensor.new_empty(0)
@@ -134,14 +135,13 @@ def drop_others(blocks: Blocks, optimizer: torch.optim.Optimizer, kept: set[str]
 
 
 def compare_replicas(
-    blocks: Blocks, optimizer: torch.optim.Optimizer, kept: set[str], group: dist.ProcessGroup, what: str
+    blocks: Blocks, optimizer: torch.optim.Optimizer, layout: Layout, group: dist.ProcessGroup, what: str
 ) -> None:
     """Raise unless all replicas of this rank's stages have the same parameters, buffers and optimizer state."""
     tensors = tensors_of(blocks)
-    names = sorted(kept)
+    names = sorted(_needed_here(blocks, layout))
     sums = [checksum([tensors[name], *_state_tensors(optimizer, tensors[name])]) for name in names]
-    device = tensors[names[0]].device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    mine = torch.tensor(sums, device=device)
+    mine = torch.tensor(sums, device=message_device(tensors[names[0]].device, group))
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group=group)
     ranks = dist.get_process_group_ranks(group)
@@ -179,7 +179,7 @@ def _exchange(
     like: Tensor,
 ) -> dict[str, tuple[Any, list[Tensor]]]:
     """Send and receive one message for each pair of positions; returns what came, by name."""
-    device = like.device if dist.get_backend(mesh.pipe) == "nccl" else torch.device("cpu")
+    device = message_device(like.device, mesh.pipe)
     here, works, messages = mesh.position, [], []
     for source, target, names in table:
         if here == source:
