@@ -13,10 +13,27 @@ from cost_cases import CODECS, bert, by_multiplications, costs
 from model_shapes import mlp, resnet50, vgg19
 
 from syncline.errors import UsageError
-from syncline.plan import Choice, Costs, Host, LinkCost, Plan, Shape, default_plan, predict, reorder, scenario, search
+from syncline.plan import (
+    Budget,
+    Choice,
+    CodecError,
+    Costs,
+    Curve,
+    Errors,
+    Host,
+    LinkCost,
+    Plan,
+    Shape,
+    default_plan,
+    predict,
+    reorder,
+    scenario,
+    search,
+)
 from syncline.plan.candidates import regroupings, with_units
 from syncline.plan.launch_order import arrange, greedy_launch_order
 from syncline.plan.per_unit_codecs import secopa
+from syncline.plan.planner import LIGHT, NEAR
 from syncline.plan.predict import exchanges_to_weigh
 from syncline.sim import Job, Layer, Scenario, Transfer, simulate
 
@@ -196,6 +213,63 @@ def test_a_lossier_choice_must_be_worth_it() -> None:
             assert steps["int8"] >= 0.969 * steps["bf16"]
         else:
             assert choice.step < 0.97 * steps["none"]
+
+
+ERRORS = {"int8": 1e-5, "int4": 4e-3}
+
+
+def with_errors(shapes: list[Shape], measured: Costs, lost: dict[str, float], budget: Budget | None = None) -> Choice:
+    """The choice where every parameter loses the same with a codec."""
+    rows = {codec: {shape.name: CodecError(error, error) for shape in shapes} for codec, error in lost.items()}
+    errors = Errors({shape.name: 1.0 for shape in shapes}, rows)
+    return search(shapes, measured, allowed=["int8", "int4"], errors=errors, budget=budget)
+
+
+def on_shared_cores(slow: float) -> Costs:
+    """Codecs that take the cores of compute, and are slower by this factor than on a GPU."""
+    return costs(mlp(), 0.1, slow=slow, contention=1.0)
+
+
+def test_a_codec_that_sends_much_less_and_is_about_as_fast_is_a_contender() -> None:
+    shapes, measured, budget = mlp(), on_shared_cores(100), Budget(0.01, adaptive=True)
+    choice = with_errors(shapes, measured, ERRORS, budget)
+    other = choice.contender
+    assert choice.plan.about["chosen"] == "bf16"
+    assert other is not None
+    assert {unit.codec for unit in other.plan.units} == {"int4"}
+    assert choice.step < other.step <= (1 + NEAR) * choice.step
+    told, of_choice = (predict(one.plan, shapes, measured) for one in (other, choice))
+    assert told.step == pytest.approx(other.step)
+    assert (other.bound, other.alternatives, other.contender) == (told.bound, (), None)
+    assert told.wire <= LIGHT * of_choice.wire
+    other.plan.check(shapes, world=measured.world)
+    predicted, lost = {"predicted_ms": round(other.step * 1e3, 3)}, {"error": 0.004, "error_budget": 0.01}
+    assert other.plan.about == {"chosen": "int4", **predicted, **lost, "adaptive": True}
+    share = told.wire / of_choice.wire
+    assert other.why == f"int4 was predicted at {other.step * 1e3:.1f} ms, with {share:.0%} of the time on the network"
+    assert with_errors(shapes, measured, ERRORS, budget) == choice, "the same costs give the same contender"
+
+
+def test_a_plan_that_cannot_win_is_no_contender() -> None:
+    shapes, near = mlp(), on_shared_cores(100)
+    assert with_errors(shapes, near, {"int8": 0.5, "int4": 0.5}).contender is None, "beyond the budget"
+    assert search(shapes, near, allowed=["int8", "int4"]).contender is None, "no errors were measured"
+    assert with_errors(shapes, near, ERRORS | {"int4": 0.5}).contender is None, "int8 sends as much as BF16"
+    slow = with_errors(shapes, on_shared_cores(300), ERRORS)
+    assert slow.plan.about["chosen"] == "bf16"
+    assert slow.contender is None, "much slower"
+    lightest = with_errors(shapes, costs(shapes, 0.01), ERRORS)
+    assert lightest.plan.about["chosen"] == "int4"
+    assert lightest.contender is None, "nothing sends less"
+
+
+def test_where_nothing_waits_for_the_network_there_is_no_contender() -> None:
+    shapes = mlp()
+    fast, alone = costs(shapes, 0.1, bytes_per_s=50e9), replace(costs(shapes, 0.01, world=1), update=Curve(0.0, 1e-8))
+    for measured in (fast, replace(alone, world=2, link=LinkCost(0.0, float("inf"))), alone):
+        choice = with_errors(shapes, measured, ERRORS)
+        assert choice.plan.about["chosen"] == "none"
+        assert choice.contender is None
 
 
 def test_many_ranks_want_sharded() -> None:

@@ -81,7 +81,7 @@ def dequantize_blocks(
     _check_bytes(packed, packed_size(_check_count(count), bits))
     _check_floats(scales, -(-count // block), "scales")
     packed, scales = packed.contiguous(), _flat32(scales)
-    if _fused(onto, packed):
+    if onto is not None and packed.device.type in ("cpu", "cuda"):
         library.dequantize_onto(packed, scales, bits, block, onto, float(divisor))
         return onto
     return _onto(library.dequantize_blocks(packed, scales, bits, block, count), onto, divisor)

@@ -42,6 +42,9 @@ LOOKED = 3
 """How many plans of a codec get a search for the best order."""
 REGROUPED = 6
 """How many times units may be joined or split."""
+NEAR, LIGHT = 0.1, 0.5
+"""A plan that loses more is a contender if it is predicted to be slower by at most the first share, and to take at most
+the second share of the time on the network: bytes are known, while the codec's time is only an estimate."""
 FAR = 1.3
 """A codec whose best plan in greedy order is slower than the best of all by this factor is not searched further."""
 
@@ -78,6 +81,9 @@ class Choice:
     why: str
     frontier: tuple[FrontierPoint, ...] = ()
     """Predicted step against error, least error first; empty if no errors were measured."""
+    contender: "Choice | None" = None
+    """A plan inside the error budget that loses more, sends much less and is predicted to be about as fast. Predictions
+    are not good enough to leave it out, so it should be timed as well; None if there is none."""
 
 
 def search(
@@ -124,16 +130,25 @@ def search(
                 chosen = found
     chosen = _improved(chosen, shapes, costs)
     weighed[chosen.name] = chosen
-    plan = labelled(chosen)
+    alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
+    plan, outcome = _finished(chosen, shapes, costs, quality)
+    why = _why(chosen, alternatives, costs, outcome, quality)
+    contender = None
+    if isinstance(quality, ByError):
+        among = [*best, *(_named(point.plan, point.step) for point in frontier)]
+        contender = _contender(chosen, among, shapes, costs, quality)
+    return Choice(plan, chosen.step, outcome.bound, alternatives, why, frontier, contender)
+
+
+def _finished(entry: Weighed, shapes: Sequence[Shape], costs: Costs, quality: Quality) -> tuple[Plan, Outcome]:
+    """Its plan, checked and with the facts about it, and its predicted step."""
+    plan = labelled(entry)
     if isinstance(quality, ByError):
         lost = {"error": float(f"{quality.lost(plan.units):.3g}"), "error_budget": quality.budget.error}
         lost |= {"adaptive": True} if quality.budget.adaptive else {}
         plan = replace(plan, about={**plan.about, **lost})
     plan.check(shapes, world=costs.world)
-    outcome = predict(plan, shapes, costs)
-    alternatives = tuple(sorted(weighed.values(), key=lambda entry: entry.step))
-    why = _why(chosen, alternatives, costs, outcome, quality)
-    return Choice(plan, chosen.step, outcome.bound, alternatives, why, frontier)
+    return plan, predict(plan, shapes, costs)
 
 
 def _chosen(entries: Sequence[Weighed], quality: Quality) -> Weighed:
@@ -145,6 +160,35 @@ def _chosen(entries: Sequence[Weighed], quality: Quality) -> Weighed:
         if candidate.step < chosen.step * (1 - WORTH):
             chosen = candidate
     return chosen
+
+
+def _contender(
+    chosen: Weighed, entries: Sequence[Weighed], shapes: Sequence[Shape], costs: Costs, quality: ByError
+) -> Choice | None:
+    """The fastest of the allowed plans that lose more than the chosen one, send much less, and are about as fast."""
+    by_name = {shape.name: shape for shape in shapes}
+
+    def wire(entry: Weighed) -> float:
+        return sum(wire_seconds(unit, by_name, costs) for unit in entry.plan.units)
+
+    lost, sent, latest = quality.lost(chosen.plan.units), wire(chosen), chosen.step * (1 + NEAR)
+    compute = costs.data + costs.forward + costs.backward
+    if not sent or compute >= chosen.step * (1 - WORTH):
+        return None  # fewer bytes cannot gain what it must gain
+    found = [
+        entry
+        for entry in entries
+        if entry.step <= latest
+        and quality.allows(entry.plan.units)
+        and quality.lost(entry.plan.units) > lost
+        and wire(entry) <= LIGHT * sent
+    ]
+    if not found:
+        return None
+    entry = min(found, key=lambda one: one.step)
+    plan, outcome = _finished(entry, shapes, costs, quality)
+    why = f"{entry.name} was predicted at {_ms(entry.step)}, with {wire(entry) / sent:.0%} of the time on the network"
+    return Choice(plan, entry.step, outcome.bound, (), why)
 
 
 def _frontier(

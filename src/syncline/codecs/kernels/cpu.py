@@ -115,10 +115,21 @@ def quantize_residual(
     x: Tensor, residual: Tensor | None, bits: int, block: int, seed: int | None, l2: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `pieces.quantize_residual`."""
-    whole = pieces.added(x, residual)
-    packed, scales = quantize_blocks(whole, bits, block, seed, l2)
-    sent = dequantize_blocks(packed, scales, bits, block, x.numel())
-    return packed, scales, torch.sub(whole, sent, out=sent)
+    n, library = x.numel(), _compiled_blocks(x.numel(), bits, block)
+    if library is None:
+        whole = pieces.added(x, residual)
+        packed, scales = quantize_blocks(whole, bits, block, seed, l2)
+        sent = dequantize_blocks(packed, scales, bits, block, n)
+        return packed, scales, torch.sub(whole, sent, out=sent)
+    x = x.float()
+    packed = torch.empty((n * bits + 7) // 8, dtype=_BYTE)
+    scales, rest = torch.empty(-(-n // block)), torch.empty(n)
+    k0, k1 = rng.keys(0 if seed is None else seed)
+    library.sl_quantize_residual(
+        x.data_ptr(), None if residual is None else residual.data_ptr(), n, bits, block, seed is not None, l2, k0, k1,
+        packed.data_ptr(), scales.data_ptr(), rest.data_ptr(),
+    )  # fmt: skip
+    return packed, scales, rest
 
 
 def _pieces(
@@ -143,12 +154,9 @@ def moments(x: Tensor) -> Tensor:
 
 def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool) -> tuple[Tensor, Tensor]:
     """See `plain.quantize_blocks`."""
-    n = x.numel()
-    library = _compiled(n) if block <= _LARGEST_BLOCK else None
-    if bits not in (4, 8) or block % 2:
-        return plain.quantize_blocks(x, bits, block, seed, l2)
+    n, library = x.numel(), _compiled_blocks(x.numel(), bits, block)
     if library is None:
-        chunked = n >= _SMALL and cpu_torch.CHUNK % block == 0
+        chunked = _whole_bytes(bits, block) and n >= _SMALL and cpu_torch.CHUNK % block == 0
         quantize = cpu_torch.quantize_blocks if chunked else plain.quantize_blocks
         return quantize(x, bits, block, seed, l2)
     x = x.float()
@@ -163,12 +171,32 @@ def quantize_blocks(x: Tensor, bits: int, block: int, seed: int | None, l2: bool
 
 def dequantize_blocks(packed: Tensor, scales: Tensor, bits: int, block: int, count: int) -> Tensor:
     """See `plain.dequantize_blocks`."""
-    library = _compiled(count)
-    if library is None or bits not in (4, 8) or block % 2:
+    library = _compiled(count) if _whole_bytes(bits, block) else None
+    if library is None:
         return plain.dequantize_blocks(packed, scales, bits, block, count)
     out = torch.empty(count)
     library.sl_dequantize(packed.data_ptr(), scales.data_ptr(), count, bits, block, out.data_ptr())
     return out
+
+
+def dequantize_onto(packed: Tensor, scales: Tensor, bits: int, block: int, total: Tensor, divisor: float) -> None:
+    """See `pieces.dequantize_onto`."""
+    count = total.numel()
+    library = _compiled(count) if _whole_bytes(bits, block) else None
+    if library is None or total.dtype != torch.float32 or not total.is_contiguous():
+        pieces.dequantize_onto(packed, scales, bits, block, total, divisor)
+    else:
+        where = packed.data_ptr(), scales.data_ptr()
+        library.sl_dequantize_onto(*where, count, bits, block, divisor, total.data_ptr())
+
+
+def _whole_bytes(bits: int, block: int) -> bool:
+    """Whether every block of steps begins with a byte."""
+    return bits in (4, 8) and block % 2 == 0
+
+
+def _compiled_blocks(count: int, bits: int, block: int) -> ctypes.CDLL | None:
+    return _compiled(count) if _whole_bytes(bits, block) and block <= _LARGEST_BLOCK else None
 
 
 def natural_encode(x: Tensor, seed: int) -> Tensor:

@@ -139,6 +139,10 @@ static void steps(const float *x, int64_t n, int64_t at, float top, int chance, 
     }
 }
 
+static void pack4(const uint8_t *code, int64_t n, uint8_t *out) {
+    for (int64_t j = 0; j < n; j++) out[j] = (uint8_t)((code[2 * j] & 15) | (code[2 * j + 1] << 4));
+}
+
 /* Blocks of up to 4096 values; four-bit blocks of an even size. */
 void sl_quantize(const float *x, int64_t n, int bits, int64_t block, int chance, int l2, uint32_t k0, uint32_t k1,
                  uint8_t *packed, float *scales) {
@@ -146,15 +150,56 @@ void sl_quantize(const float *x, int64_t n, int bits, int64_t block, int chance,
     uint8_t code[4096 + 1];
     for (int64_t i = 0, b = 0; i < n; i += block, b++) {
         int64_t m = n - i < block ? n - i : block;
-        if (bits == 8) {
-            steps(x + i, m, i, top, chance, l2, k0, k1, packed + i, scales + b);
-            continue;
-        }
-        steps(x + i, m, i, top, chance, l2, k0, k1, code, scales + b);
+        uint8_t *to = bits == 8 ? packed + i : code;
+        steps(x + i, m, i, top, chance, l2, k0, k1, to, scales + b);
+        if (bits == 8) continue;
         code[m] = 0;
-        uint8_t *out = packed + i / 2;
-        for (int64_t j = 0; j < (m + 1) / 2; j++)
-            out[j] = (uint8_t)((code[2 * j] & 15) | (code[2 * j + 1] << 4));
+        pack4(code, (m + 1) / 2, packed + i / 2);
+    }
+}
+
+/* The same of x + residual, and what the codes lose of that sum. A null residual is zeros. */
+void sl_quantize_residual(const float *x, const float *residual, int64_t n, int bits, int64_t block, int chance, int l2,
+                          uint32_t k0, uint32_t k1, uint8_t *packed, float *scales, float *rest) {
+    float top = (float)((1 << (bits - 1)) - 1), sum[4096];
+    uint8_t code[4096 + 1];
+    for (int64_t i = 0, b = 0; i < n; i += block, b++) {
+        int64_t m = n - i < block ? n - i : block;
+        const float *whole = x + i;
+        if (residual) {
+            for (int64_t j = 0; j < m; j++) sum[j] = x[i + j] + residual[i + j];
+            whole = sum;
+        }
+        steps(whole, m, i, top, chance, l2, k0, k1, code, scales + b);
+        for (int64_t j = 0; j < m; j++) rest[i + j] = whole[j] - (float)(int8_t)code[j] * scales[b];
+        code[m] = 0;
+        if (bits == 8) memcpy(packed + i, code, (size_t)m);
+        else pack4(code, (m + 1) / 2, packed + i / 2);
+    }
+}
+
+static inline float low4(uint8_t byte) { return (float)(((byte & 15) ^ 8) - 8); }
+static inline float high4(uint8_t byte) { return (float)(((byte >> 4) ^ 8) - 8); }
+
+/* total = (total + decoded values) / divisor */
+void sl_dequantize_onto(const uint8_t *packed, const float *scales, int64_t n, int bits, int64_t block, float divisor,
+                        float *total) {
+    for (int64_t i = 0, b = 0; i < n; i += block, b++) {
+        int64_t m = n - i < block ? n - i : block;
+        float scale = scales[b], *out = total + i;
+        if (bits == 8) {
+            const int8_t *code = (const int8_t *)packed + i;
+            for (int64_t j = 0; j < m; j++) out[j] += (float)code[j] * scale;
+        } else {
+            const uint8_t *byte = packed + i / 2;
+            for (int64_t j = 0; j < m / 2; j++) {
+                out[2 * j] += low4(byte[j]) * scale;
+                out[2 * j + 1] += high4(byte[j]) * scale;
+            }
+            if (m % 2) out[m - 1] += low4(byte[m / 2]) * scale;
+        }
+        if (divisor == 1.0f) continue;
+        for (int64_t j = 0; j < m; j++) out[j] /= divisor;
     }
 }
 
@@ -169,10 +214,10 @@ void sl_dequantize(const uint8_t *packed, const float *scales, int64_t n, int bi
         }
         const uint8_t *byte = packed + i / 2;
         for (int64_t j = 0; j < m / 2; j++) {
-            out[i + 2 * j] = (float)(((byte[j] & 15) ^ 8) - 8) * scale;
-            out[i + 2 * j + 1] = (float)(((byte[j] >> 4) ^ 8) - 8) * scale;
+            out[i + 2 * j] = low4(byte[j]) * scale;
+            out[i + 2 * j + 1] = high4(byte[j]) * scale;
         }
-        if (m % 2) out[i + m - 1] = (float)(((byte[m / 2] & 15) ^ 8) - 8) * scale;
+        if (m % 2) out[i + m - 1] = low4(byte[m / 2]) * scale;
     }
 }
 

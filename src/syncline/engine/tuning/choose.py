@@ -1,8 +1,9 @@
 """The choice of a plan: the search on rank 0, and its result on every rank."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from syncline.codecs import Codec
 from syncline.engine.process_groups import Groups
@@ -41,7 +42,10 @@ class PlanChooser:
         engine, auto = self._engine, self._automatic
         if auto is not None and not engine.fell_back:
             choice = search(shapes, costs, allowed=auto.codecs, errors=errors, budget=auto.budget)
-            return replace(choice, plan=whole(choice.plan, engine.shapes))
+            other = choice.contender
+            if other is not None:
+                other = replace(other, plan=whole(other.plan, engine.shapes))
+            return replace(choice, plan=whole(choice.plan, engine.shapes), contender=other)
         before = self.overlap if engine.plan.executor == "reducer" else engine.plan
         if self._joined is not None and self._joined[0] == before.hash:
             before = self._joined[1]
@@ -85,14 +89,13 @@ def _independent_of_unit(codec: Codec) -> bool:
 
 
 def from_rank_0(groups: Groups, find: Callable[[], Choice]) -> Choice:
-    """The result of `find` on rank 0, without the plans that it did not choose; an error is raised on every rank."""
+    """The result of `find` on rank 0, without the other plans but the contender; an error is raised on every rank."""
     error: Exception | None = None
     text, choice = "", None
     if groups.rank == 0:
         try:
             choice = find()
-            facts = {"step": choice.step, "bound": choice.bound, "why": choice.why}
-            text = json.dumps({**facts, "plan": text_of(choice.plan)})
+            text = json.dumps(_packed(choice))
         except Exception as failure:
             error, text = failure, json.dumps({"error": f"{type(failure).__name__}: {failure}"})
     text = groups.text_of_rank_0(text)
@@ -103,4 +106,17 @@ def from_rank_0(groups: Groups, find: Callable[[], Choice]) -> Choice:
     received = json.loads(text)
     if "error" in received:
         raise UsageError(f"rank {groups.ranks[0]} found no plan: {received['error']}")
-    return Choice(parse(received["plan"]), received["step"], received["bound"], (), received["why"])
+    return _unpacked(received)
+
+
+def _packed(choice: Choice) -> dict[str, Any]:
+    """What the other ranks need of it, as JSON."""
+    other = choice.contender
+    facts = {"step": choice.step, "bound": choice.bound, "why": choice.why, "plan": text_of(choice.plan)}
+    return facts if other is None else {**facts, "contender": _packed(other)}
+
+
+def _unpacked(received: Mapping[str, Any]) -> Choice:
+    found = Choice(parse(received["plan"]), received["step"], received["bound"], (), received["why"])
+    other = received.get("contender")
+    return found if other is None else replace(found, contender=_unpacked(other))

@@ -12,19 +12,21 @@ from syncline.engine.tuning.watch import Seen
 from syncline.plan.buckets import SIZES, bucket_plan, bucket_plans
 from syncline.plan.check import REDUCER_CODECS
 from syncline.plan.costs import Costs
+from syncline.plan.errors import Errors
 from syncline.plan.planner import ALWAYS, WORTH
 from syncline.plan.table import Plan
 from syncline.plan.unit import Shape
 
 TIMED = 3
 """Steps of each plan that are timed, after one that is not."""
-SLOWER = 0.15
-"""A plan whose first timed step is slower than the fastest plan by this share is not timed further."""
+SLOWER = 0.5
+"""A plan whose first timed step is slower than the fastest plan by this share is not timed further. Where ranks share
+cores, a single step varies by tens of percent: a small share would drop good plans."""
 HOPELESS = 0.75
 """No trial of the reducer if the overlap is predicted to take less than this share of its step."""
 TIE = 0.01
-"""Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. Between dense and BF16,
-the planner's `WORTH` decides."""
+"""Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. If the later one loses
+more, the planner's `WORTH` decides."""
 MOST_SIZES = 2
 """How many bucket sizes are tried after a plan was found."""
 
@@ -39,12 +41,14 @@ class ExecutorTrial:
         timed: Sequence[Timed] = (),
         then: Sequence[Callable[[Timed], Sequence[Plan]]] = (),
         enough: Callable[[Timed], bool] = lambda _: False,
+        errors: Errors | None = None,
     ) -> None:
         """`timed`: plans that were timed before. `then`: each gives more plans when the fastest so far is known.
 
-        `enough(first)`: the first plan need not be timed further, and no other one tried.
+        `enough(first)`: the first plan need not be timed further, and no other one tried. `errors`: what codecs lose.
         """
         self._left, self._then, self.timed = list(plans), list(then), list(timed)
+        self._errors = errors
         self._enough = enough
 
     @property
@@ -63,7 +67,7 @@ class ExecutorTrial:
 
     def add(self, seen: Seen, count: int) -> bool:
         """What was seen in `count` timed steps of the current plan; False if it needs more steps."""
-        now = Timed(self._left[0], seen)
+        now = Timed(self._left[0], seen, self._errors)
         stop = seen.step > self.fastest().step * (1 + SLOWER) if self.timed else self._enough(now)
         if count < TIMED and not stop:
             return False
@@ -73,17 +77,29 @@ class ExecutorTrial:
 
     def fastest(self) -> Timed:
         """The plan to stay with."""
-        best = self.timed[0]
-        for one in self.timed[1:]:
-            loses_more = _codec(best.plan) == "none" and _codec(one.plan) != "none"
-            if one.step < best.step * (1 - (WORTH if loses_more else TIE)):
-                best = one
-        return best
+        return _fastest(self.timed)
+
+    def fastest_of_ours(self) -> Timed | None:
+        """The same among the plans for our own executor; None if none of them was timed."""
+        ours = [one for one in self.timed if one.plan.executor == "overlap"]
+        if not ours:
+            return None
+        best = self.fastest()
+        return best if best.plan.executor == "overlap" else _fastest(ours)
 
     def race(self, *, close_if_short: float = CLOSE) -> Race:
         """The fastest plan against the others that were timed."""
         best = self.fastest()
         return Race(best, [one for one in self.timed if one is not best], close_if_short=close_if_short)
+
+
+def _fastest(timed: Sequence[Timed]) -> Timed:
+    """The fastest of these; each has to be clearly faster than those before it, and more so if it loses more."""
+    best = timed[0]
+    for one in timed[1:]:
+        if one.step < best.step * (1 - (WORTH if one.lost > best.lost else TIE)):
+            best = one
+    return best
 
 
 def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:

@@ -4,24 +4,26 @@ A trial times a few steps of each plan, which may mislead on a machine that othe
 steps of the job, so it costs only what a plan is slower.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncline.engine.tuning.drift import DRIFT
 from syncline.engine.tuning.watch import Seen
+from syncline.plan.errors import ROUNDING, Errors
 from syncline.plan.table import Plan
 
-ROUNDS = 2
-"""Windows of steps that each plan gets."""
+ROUNDS, ROUNDS_OF_CODECS = 2, 3
+"""Windows of steps that each plan gets; more where plans lose more or less, so that noise does not choose a codec."""
 CLOSE = 0.1
 """A plan that took longer in the trial by more than this share, compared with a window of the fastest one, is out."""
 CLOSE_AT_START, SHORT = 0.5, 0.1
 """The same for a job's first trial, where steps are shorter than SHORT seconds: a trial times few of them, so they may
 be off by more, and a window of them costs little. Not later, since a race delays the detection of drift."""
-BEHIND = 0.05
-"""A plan that is slower than the fastest one by this share does not run again."""
+BEHIND, FAR_BEHIND = 0.05, 0.3
+"""A plan that is slower than the fastest one by the first share does not run again; by the second if it loses less."""
 LOSSY = 0.02
-"""A lossy plan has to be faster than the best dense one by this share."""
+"""A plan that loses more (BF16 against dense, int4 against BF16) has to be faster by this share, and in every round."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Timed:
 
     plan: Plan
     seen: Seen
+    errors: Errors | None = None
+    """What codecs lose on this job's gradients; None if that was not measured."""
 
     @property
     def step(self) -> float:
@@ -37,9 +41,12 @@ class Timed:
         return self.seen.step
 
     @property
-    def dense(self) -> bool:
-        """Whether it compresses nothing."""
-        return all(unit.codec == "none" for unit in self.plan.units)
+    def lost(self) -> float:
+        """What its codecs lose: nothing, a rounding, a measured error, or infinite if that is not known."""
+        codecs = {unit.codec for unit in self.plan.units}
+        if codecs <= ROUNDING.keys():
+            return max(ROUNDING[codec] for codec in codecs)
+        return math.inf if self.errors is None else self.errors.total(self.plan.units)
 
 
 class Race:
@@ -87,25 +94,42 @@ class Race:
             runners = [runner, *(one for one in others if one.step <= step * (1 + close))]
             self._others = []
             if len(runners) > 1:
+                rounds = ROUNDS if len({one.lost for one in runners}) == 1 else ROUNDS_OF_CODECS
                 # There and back, so that a slow change of the machine is the same for all.
-                self._turns = [one for turn in range(ROUNDS) for one in (runners if turn % 2 == 0 else runners[::-1])]
+                self._turns = [one for turn in range(rounds) for one in (runners if turn % 2 == 0 else runners[::-1])]
                 self._turns.pop(0)
         best = self._fastest()
-        limit = best.step * (1 + BEHIND)
-        self._turns = [one for one in self._turns if self._typical(one) <= limit]
-        self.current = self._turns[0] if self._turns else best
+        leader = replace(best, seen=Seen(self._typical(best)))
+        self._turns = [one for one in self._turns if not self._is_behind(one, leader)]
+        self.current = self._turns[0] if self._turns else leader
+
+    def _is_behind(self, one: Timed, leader: Timed) -> bool:
+        if one.lost > leader.lost and not self._ahead_in_every_round(one, leader):
+            return True
+        return self._typical(one) > leader.step * (1 + (FAR_BEHIND if one.lost < leader.lost else BEHIND))
+
+    def _times(self, runner: Timed) -> list[float]:
+        return [step for one, step in self._windows if one.plan is runner.plan]
 
     def _typical(self, runner: Timed) -> float:
         """The lower median of a plan's windows, 0 without one: a slow window may be another program's fault."""
-        times = sorted(step for one, step in self._windows if one is runner)
+        times = sorted(self._times(runner))
         return times[(len(times) - 1) // 2] if times else 0.0
 
     def _fastest(self) -> Timed:
-        timed = {id(one): Timed(one.plan, Seen(self._typical(one))) for one, _ in self._windows}.values()
-        dense, lossy = (
-            min((one for one in timed if one.dense is kind), key=lambda one: one.step, default=None)
-            for kind in (True, False)
-        )
-        best = lossy if dense is None or (lossy is not None and lossy.step < dense.step * (1 - LOSSY)) else dense
-        assert best is not None, "a window has been timed"
+        ran = {id(one): one for one, _ in self._windows}.values()
+        best, *others = sorted(ran, key=lambda one: (one.lost, self._typical(one)))
+        for one in others:
+            if self._beats(one, best):
+                best = one
         return best
+
+    def _beats(self, one: Timed, best: Timed) -> bool:
+        """Whether a plan is faster than one that loses as much or less."""
+        if one.lost <= best.lost:
+            return self._typical(one) < self._typical(best)
+        clearly = self._typical(one) < self._typical(best) * (1 - LOSSY)
+        return clearly and self._ahead_in_every_round(one, best)
+
+    def _ahead_in_every_round(self, one: Timed, other: Timed) -> bool:
+        return all(a < b for a, b in zip(self._times(one), self._times(other), strict=False))

@@ -47,7 +47,7 @@ from syncline.plan.unit import Shape
 
 WARM_UP, PROFILED = 2, 3
 """Steps before anything is measured, and steps of a profile."""
-TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + TIMED + 1
+TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + 2 * (TIMED + 1)
 """After this many steps a plan has been found, or its search waits until it pays, in a loop with one optimizer."""
 _LARGE = 0.3
 """A network that is waited for during this share of a step needs other codecs, not other buckets."""
@@ -148,7 +148,7 @@ class Tuner:
         if found.plan.executor == "overlap":
             self._chooser.overlap = found.plan
         if found.gain:
-            self._best = Timed(found.plan, Seen(found.step))
+            self._best = Timed(found.plan, Seen(found.step), found.errors)
             self._gain, self._cost = found.gain, self._cost_of_measuring()
         self.choice = Choice(found.plan, found.step, found.step, (), found.why)
         begin = engine.recorder.mark("update")
@@ -293,7 +293,7 @@ class Tuner:
                 if self._found is None:
                     self._measure_without_reducer()
                 else:
-                    self._settle(self._found)
+                    self._settle(self._fastest_of_ours(trial, self._found))
             elif trial.add(watch.seen(engine), watch.count):
                 engine.watch_passes(None)
                 if not self.report.before and trial.timed[-1].plan.executor == "reducer":
@@ -306,19 +306,34 @@ class Tuner:
         if choice is None:
             self._after_reducers(best, trial.race(close_if_short=CLOSE_AT_START))
             return
-        overlap = next((one for one in trial.timed if one.plan.executor == "overlap"), None)
-        if best is overlap:
-            reducer = min((one.step for one in trial.timed if one is not overlap), default=0.0)
-            why = f"torch's reducer would take {_ms(reducer)}, and this plan takes {_ms(best.step)}"
-            choice = replace(choice, why=f"{choice.why}; {why}")
+        choice, ours = self._fastest_of_ours(trial, choice), trial.fastest_of_ours()
+        if best is ours:
+            reducer = min((one.step for one in trial.timed if one.plan.executor == "reducer"), default=None)
+            if reducer is not None:
+                why = f"torch's reducer would take {_ms(reducer)}, and this plan takes {_ms(best.step)}"
+                choice = replace(choice, why=f"{choice.why}; {why}")
         else:
-            other = f"takes {_ms(overlap.step)}" if overlap else f"is predicted at {_ms(choice.step)}"
+            other = f"takes {_ms(ours.step)}" if ours else f"is predicted at {_ms(choice.step)}"
             why = f"torch's reducer takes {_ms(best.step)} a step, and a plan that uses the next forward pass {other}"
             choice = replace(choice, plan=measured(best), step=best.step, why=f"{choice.why}; {why}")
             if self.allowed is not None:
                 self._engine.say(f"step {self._engine.step}: {why}")
         self.report = replace(self.report, after=best.step)
         self._settle(choice, trial.race())
+
+    def _fastest_of_ours(self, trial: ExecutorTrial, choice: Choice) -> Choice:
+        """The choice for our own executor: the planner's, or its contender if that was faster in the trial."""
+        best, other = trial.fastest_of_ours(), choice.contender
+        choice = replace(choice, contender=None)
+        if best is None or other is None or best.plan.hash != other.plan.hash:
+            return choice
+        self._chooser.overlap = other.plan
+        self.report = replace(self.report, after=best.step)
+        first = next(one for one in trial.timed if one.plan.hash == choice.plan.hash)  # it ran before its contender
+        why = f"{other.why}, and takes {_ms(best.step)} against {_ms(first.step)}"
+        if self.allowed is not None:
+            self._engine.say(f"step {self._engine.step}: {why}")
+        return replace(choice, plan=other.plan, step=other.step, bound=other.bound, why=f"{choice.why}; {why}")
 
     def _after_reducers(self, best: Timed, race: Race) -> None:
         """Buckets of torch's reducer were timed, and nothing was measured yet."""
@@ -470,9 +485,12 @@ class Tuner:
         self._stop_guard()
         self.costs, self._gain = costs, 0.0
         found = self.choice = self._found = self._chooser.choose(costs, self.shapes, self.errors)
+        ours = [found.plan] if found.contender is None else [found.plan, found.contender.plan]
+        # A contender may gain more than is predicted.
+        margin = WORTH if found.contender is None else 0.0
 
         def if_faster(than: Timed) -> list[Plan]:
-            return [found.plan] if found.step < than.step * (1 - WORTH) else []
+            return ours if found.step < than.step * (1 - margin) else []
 
         if self.allowed is not None:
             engine.say(f"step {engine.step}: {found.why}")
@@ -483,9 +501,11 @@ class Tuner:
         if best is not None:
             # Steps on a slow network are not spent on BF16 under the reducer, unless the plan turns out to be slow.
             others = [lambda fastest: self._buckets_to_try(found, costs, fastest.step)] if self._may_choose else []
-            self._start_trial(ExecutorTrial([], timed=[best], then=[if_faster, *others]))
+            self._start_trial(ExecutorTrial([], timed=[best], then=[if_faster, *others], errors=self.errors))
         elif buckets := self._buckets_to_try(found, costs, found.step):
-            self._start_trial(ExecutorTrial(buckets, then=[if_faster]))
+            self._start_trial(ExecutorTrial(buckets, then=[if_faster], errors=self.errors))
+        elif found.contender is not None:
+            self._start_trial(ExecutorTrial(ours, errors=self.errors))
         else:
             self._settle(found)
 
