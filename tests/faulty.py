@@ -3,9 +3,13 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
+
+from syncline.pipeline import rank_stages
+from syncline.train.models.vit import vit
 
 
 class _Faulty(nn.Module):
@@ -44,6 +48,21 @@ def slow(seconds=0.2):
             return self.net(images)
 
     return Slow(None, -1, -1)
+
+
+def killed_in_a_reshape(rank=1):
+    """A vision transformer. The first run in a folder loses a rank when values move; the file `fired` says so."""
+    fired, move = Path("fired"), rank_stages.move_state
+
+    def dies(*args, **kwargs):
+        if not fired.exists():
+            fired.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return move(*args, **kwargs)
+
+    if int(os.environ.get("RANK", 0)) == rank:
+        rank_stages.move_state = dies
+    return vit(size="tiny", layers=4)
 
 
 def not_a_module():

@@ -355,3 +355,23 @@ def test_checkpoints_that_cannot_be_written(options, message, invoke, tmp_path):
     assert code == 2
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_killed_in_a_reshape_is_named_and_the_run_goes_on_from_the_checkpoint_before_it(tmp_path):
+    data = "shapes(classes='5-9', train=32, test=16, image_size=8)"
+    args = ["train", "--strategy", "syncline", "--nproc", 2, "--model", "faulty:killed_in_a_reshape", "--data", data]
+    args += ["--batch", 8, "--steps", 4, "--epochs", 3, "--freeze", "schedule(alpha=0.5, guard=0)", "--pipe", 2, "--dp"]
+    args += ["--set", "train.test_samples=16", "--set", "train.threads=1", "--checkpoint-every", 3]
+    done = call(*args, "--out", "run", cwd=tmp_path)
+    assert (tmp_path / "fired").exists(), "the fault happened"
+    assert done.code == 1
+    (crash,) = results(tmp_path / "run")["runs"]
+    assert crash["error"]["rank"] == 1
+    assert "SIGKILL" in crash["error"]["summary"]
+    assert _names(tmp_path / "run") == ["step-00000003", "step-00000004"], "one was due, one is from before the reshape"
+    done = call("train", "--resume", "run", "--trust", cwd=tmp_path)
+    assert done.code == 0, done.err
+    (resumed,) = results(tmp_path / "run")["runs"]
+    assert resumed["loss"][:4] == crash["loss"][:4]
+    assert [epoch["frozen"] for epoch in resumed["epochs"]] == [2, 3, 4]
+    assert {change["kind"] for change in resumed["restructurings"]} == {"freeze", "reshape"}

@@ -1,11 +1,11 @@
 """`Pipeline`: trains and evaluates a model on a (data, pipe) mesh; gradients of replicas go through the engine."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ from syncline.sim import Network
 from syncline.trace import Recorder
 from syncline.trace.record.recorder import process_recorder
 
+Checkpoint: TypeAlias = str | Path | Callable[[], Path]
+"""A file for `Pipeline.save`, or a function that all ranks call: it writes a checkpoint and returns its path."""
 _FIRST_RESHAPE_S = 2.0
 """Assumed cost of the first reshape: new groups and a new engine, which the start may have been without."""
 
@@ -202,34 +204,36 @@ class Pipeline:
     # -- changing the shape
 
     def reshape(
-        self, *, stages: int, checkpoint: str | Path | None = None, extra: Mapping[str, Any] | None = None
+        self, *, stages: int, checkpoint: Checkpoint | None = None, extra: Mapping[str, Any] | None = None
     ) -> None:
         """Continue with another number of stages; all ranks stay busy, as more or fewer replicas.
 
         Call it on every rank between two steps. Parameters, buffers, optimizer and codec state move to the ranks that
         need them; optimizer, learning rate, random state and the global batch stay. Old process groups are destroyed.
         With the same number, the stages are balanced again; where they are balanced already, nothing happens.
-        `checkpoint`: a file that is written before anything moves, with `extra` (`save`); if a rank is lost, the error
-        names the rank and this file.
+        `checkpoint`: a file that is written before anything moves, with `extra` (`save`), or a function that writes
+        your own and returns its path; if a rank is lost, the error names the rank and this file.
         """
         shape = Shape.of(self._world, stages)
         self._trial.restart(chosen=shape != self.shape)
         self._change_shape(shape, checkpoint=checkpoint, extra=extra)
 
     def _change_shape(
-        self, shape: Shape, *, checkpoint: str | Path | None = None, extra: Mapping[str, Any] | None = None
+        self, shape: Shape, *, checkpoint: Checkpoint | None = None, extra: Mapping[str, Any] | None = None
     ) -> None:
         old, layout = self.layout, self._choice.lay_out(shape)
         self._micro_batches.check(shape)
         self._choice.allow(shape.stages)
-        change = f"{old.shape} -> {shape}"
-        started = time.perf_counter()
-        doing = f"reshape {change}"
-        if checkpoint is not None:
-            self.save(checkpoint, extra)
-            doing += f", to be resumed from {checkpoint}"
         if layout == old:
             return
+        change = f"{old.shape} -> {shape}"
+        doing = f"reshape {change}"
+        if callable(checkpoint):
+            doing += f", to be resumed from {checkpoint()}"
+        elif checkpoint is not None:
+            self.save(checkpoint, extra)
+            doing += f", to be resumed from {checkpoint}"
+        started = time.perf_counter()
         with self.recorder.span("between", "reshape", unit=change), self._communicating(doing):
             self._stages.move(layout, step=self.steps, what=change)
             self._micro_batches.simulate(self._choice, layout)
@@ -251,14 +255,16 @@ class Pipeline:
             dist.broadcast_object_list(decided, src=0)
         return decided[0]
 
-    def reshape_if_it_pays(self, *, steps_left: int, step_s: float) -> Offer | None:
+    def reshape_if_it_pays(
+        self, *, steps_left: int, step_s: float, checkpoint: Checkpoint | None = None
+    ) -> Offer | None:
         """Reshape if the gain over the rest of the run exceeds the cost, or if blocks that train again need the room.
 
-        Returns the offer, if there was one.
+        Returns the offer, if there was one. `checkpoint` is that of `reshape`.
         """
         offer = self.offer(steps_left=steps_left, step_s=step_s)
         if offer is not None and (offer.pays or offer.needed):
-            self.reshape(stages=offer.new.stages)
+            self.reshape(stages=offer.new.stages, checkpoint=checkpoint)
         return offer
 
     def tune_shape(self) -> Shape:

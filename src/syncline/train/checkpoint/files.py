@@ -30,8 +30,8 @@ _ASIDE = ".aside"
 _VISIBLE_WITHIN_S = 30.0
 
 
-def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, barrier: Callable[[], None]) -> None:
-    """Write this rank's part of the checkpoint of `content["step"]`; `barrier` waits for all ranks."""
+def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, barrier: Callable[[], None]) -> Path:
+    """Write this rank's part of the checkpoint of `content["step"]`, and return its path; `barrier` waits for all."""
     final = folder / f"step-{content['step']:08d}"
     unfinished = final.with_name(final.name + _UNFINISHED)
     unfinished.mkdir(parents=True, exist_ok=True)
@@ -49,6 +49,7 @@ def write(folder: Path, content: dict[str, Any], *, rank: int, workers: int, bar
         for old in list_checkpoints(folder)[KEPT:]:
             # Renamed first, so that a half-deleted folder is not mistaken for a checkpoint.
             shutil.rmtree(old.rename(old.with_name(old.name + _UNFINISHED)))
+    return final
 
 
 def read(path: Path, rank: int, *, mapped: bool = False) -> dict[str, Any]:

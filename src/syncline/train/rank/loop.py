@@ -9,11 +9,14 @@ for each phase of the workload (one; two for a GAN):
     exchange    the strategy makes gradients equal on all ranks
     update      the phase's optimizer
 every `checkpoint_every` steps, and at the end: a checkpoint, with nothing in flight
+after each epoch: blocks freeze, a checkpoint if the shape of a pipeline will change, and the change
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
@@ -62,7 +65,8 @@ class Loop:
     steps: int
     """Steps per epoch."""
     count_network: bool
-    checkpoint: Callable[["Loop", History], None]
+    checkpoint: Callable[["Loop", History], Path]
+    """Writes one, on all ranks together."""
     gate: Gate | None = None
     memory: PeakMemory | None = None
     """The memory of this rank, for a gate that reports it."""
@@ -70,6 +74,8 @@ class Loop:
     def run(self, history: History) -> NetworkBytes | None:
         """Train from the end of `history` on and extend it; returns the network bytes per step if they are counted."""
         first, total = len(history.losses), self.train.epochs * self.steps
+        if first and not first % self.steps:
+            self._follow_freeze(history, saved=True)
         warm_up = max(synchroniser.warm_up_steps for synchroniser in self.synchronisers)
         first_counted = max(first, min(first + warm_up, total - 2))
         before = after = None
@@ -96,7 +102,7 @@ class Loop:
                         self._wait_for_work()
                         self.log.write(file, epoch=epoch, history=history)
                         history.epoch_s = time.perf_counter() - started
-                        self.checkpoint(self, history)
+                        self._save(history)
                 self._wait_for_work()
                 # On a GPU a row needs finished events: rows are written once per epoch, without a sync in each step.
                 self.log.write(file, epoch=epoch, history=history)
@@ -106,15 +112,31 @@ class Loop:
                 history.epochs.append(self._end_epoch(epoch, train_s, history))
                 history.epoch_s = 0.0
                 # After the evaluation, which is a part of the epoch and may make buffers equal.
-                if self._checkpoint_due((epoch + 1) * self.steps):
-                    self._wait_for_work()
-                    self.checkpoint(self, history)
+                saved = self._checkpoint_due((epoch + 1) * self.steps)
+                if saved:
+                    self._save(history)
                 if not going:
                     break
+                self._follow_freeze(history, saved=saved)
         counted = total - 1 - first_counted
         if before is None or after is None or counted < 1:
             return None
         return after.per_step_since(before, steps=counted)
+
+    def _save(self, history: History) -> Path:
+        self._wait_for_work()
+        return self.checkpoint(self, history)
+
+    def _follow_freeze(self, history: History, *, saved: bool) -> None:
+        """Between two epochs. `saved`: there is a checkpoint of this step."""
+        done = len(history.losses)
+        self.context.recorder.step = done - 1  # the change is counted to the step before it
+        for synchroniser in self.synchronisers:
+            synchroniser.follow_freeze(
+                step_s=median(history.step_ms[-self.steps :]) / 1e3,
+                steps_left=self.train.epochs * self.steps - done,
+                save=partial(self._save, history) if self.train.checkpoint_every and not saved else None,
+            )
 
     def rehearse(self, step: int) -> None:
         """Run one forward and backward pass without an update where the strategy needs it; call before a restore."""
@@ -178,10 +200,9 @@ class Loop:
         test_s = None
         if accuracy is not None:
             history.accuracy, test_s = accuracy, time.perf_counter() - started
-        losses, times = history.losses[epoch * self.steps :], history.step_ms[epoch * self.steps :]
+        losses = history.losses[epoch * self.steps :]
         row = {"epoch": epoch + 1, "train_s": train_s, "test_s": test_s, "loss": sum(losses) / len(losses)}
-        left = (self.train.epochs - epoch - 1) * self.steps
-        frozen = [s.end_epoch(test_loss, step_s=median(times) / 1e3, steps_left=left) for s in self.synchronisers]
+        frozen = [s.end_epoch(test_loss) for s in self.synchronisers]
         known = {"test_loss": test_loss} if test_loss is not None else {}
         known |= {"frozen": sum(n for n in frozen if n is not None)} if frozen != [None] * len(frozen) else {}
         return {**row, "accuracy": accuracy, **known}

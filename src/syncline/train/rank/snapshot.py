@@ -32,8 +32,8 @@ class Snapshots:
     folder: Path
     strategy: str
 
-    def save(self, loop: Loop, history: History) -> None:
-        """Write a checkpoint after the last step of `history`; all ranks call this together."""
+    def save(self, loop: Loop, history: History) -> Path:
+        """Write a checkpoint after the last step of `history`, and return its path; all ranks call this together."""
         rank, workers, phases = loop.context.rank, loop.context.workers, loop.workload.phases
         whole = [synchroniser.whole_state() for synchroniser in loop.synchronisers]
         content: dict[str, Any] = {
@@ -64,7 +64,7 @@ class Snapshots:
                 for state in whole
             ]
         plain = {key: _plain(value, key) for key, value in content.items()}
-        files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))
+        return files.write(self.folder, plain, rank=rank, workers=workers, barrier=lambda: _barrier(loop))
 
     def restore(self, loop: Loop, path: Path) -> History:
         """Load the checkpoint, prepare the folder for the next ones, and return the history.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,14 +125,18 @@ class Synchroniser:
         """(right answers, answers, loss summed over samples), if the ranks evaluate a batch together; else None."""
         return None
 
-    def end_epoch(self, test_loss: float | None, *, step_s: float, steps_left: int) -> int | None:
-        """Let blocks freeze after an epoch; returns the number of frozen blocks, None if nothing can freeze.
-
-        `step_s`: seconds per step in this epoch; `steps_left`: in the rest of the run.
-        """
+    def end_epoch(self, test_loss: float | None) -> int | None:
+        """Let blocks freeze after an epoch; returns the number of frozen blocks, None if nothing can freeze."""
         if self.freeze is None or parse_freeze(self.context.shrink.freeze).every:  # it counts steps itself
             return None if self.freeze is None else self.freeze.frozen
         return self.freeze.end_epoch(test_loss)
+
+    def follow_freeze(self, *, step_s: float, steps_left: int, save: Callable[[], Path] | None) -> None:
+        """Other blocks may train than before: change what depends on it, between two epochs and after a resume.
+
+        `step_s`: seconds per step in the last epoch; `steps_left`: in the rest of the run; `save` writes a checkpoint,
+        which comes before anything moves between ranks.
+        """
 
     def whole_state(self) -> dict[str, Any] | None:
         """Model and optimizer state, whole on rank 0, if no rank holds all of it; all ranks call this. Else None."""

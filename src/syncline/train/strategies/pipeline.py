@@ -1,6 +1,7 @@
 """A phase's module as a pipeline of stages and replicas that shrinks while blocks freeze, with an activation cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Piped(Synchroniser):
         super().__init__(module, context)
         shrink = context.shrink
         self._blocks, self._dp = Blocks.of(module), shrink.dp
+        self._followed: int | None = self._blocks.frozen()
+        """The frozen blocks that the shape was chosen for; None if that is not known."""
         self._cache: ActivationCache | None = None
         if shrink.cache:
             layers = [sublayer.module for sublayer in self._blocks.cut()]
@@ -68,20 +71,14 @@ class Piped(Synchroniser):
         mine = self.pipe.share(len(batch[0]))
         return self.pipe.evaluate(tuple(part[mine.start : mine.stop] for part in batch))
 
-    def end_epoch(self, test_loss: float | None, *, step_s: float, steps_left: int) -> int | None:
-        before = self._blocks.frozen()
-        frozen = super().end_epoch(test_loss, step_s=step_s, steps_left=steps_left)
-        if self._blocks.frozen() != before:
-            self._follow(step_s, steps_left)
-        return frozen
-
-    def _follow(self, step_s: float, steps_left: int) -> None:
-        """Other blocks train: balance the stages again, or make fewer stages and more replicas where that pays."""
-        if not steps_left:
+    def follow_freeze(self, *, step_s: float, steps_left: int, save: Callable[[], Path] | None) -> None:
+        """Balance the stages again, or make fewer stages and more replicas where that pays."""
+        if not steps_left or self._blocks.frozen() == self._followed:
             return
+        self._followed = self._blocks.frozen()
         if self._dp:
-            self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s)
-        self.pipe.reshape(stages=self.pipe.shape.stages)
+            self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s, checkpoint=save)
+        self.pipe.reshape(stages=self.pipe.shape.stages, checkpoint=save)
 
     def synchronised_bytes(self) -> int:
         if self.pipe.shape.replicas == 1:
@@ -92,6 +89,7 @@ class Piped(Synchroniser):
         return self.pipe.state_dict()
 
     def load_whole_state(self, state: Mapping[str, Any]) -> None:
+        self._followed = None
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])  # stages are balanced by what trains
         stages = int(state["stages"])
