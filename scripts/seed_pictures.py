@@ -16,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from syncline.bench.overhead.gpu_claims import page as networks_page
 from syncline.bench.overlap.table import page as overlap_page
+from syncline.bench.pipeline.table import page as pipeline_page
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -40,16 +41,13 @@ PICTURES = {
         ("compare", "--recipe", "course-vgg11", "--model", "vgg11(width=0.25)"),
         "Loss",
     ),
-    "freezes": Picture(
-        ("train", "--recipe", "vit-freeze", "--data", "shapes(classes='5-9', train=1280)", "--nproc", "2"),
-        "Freezes and reshapes",
-    ),
 }  # fmt: skip
 KEPT = {
     "streams": ("overlap-vgg19-2nodes-1gbit-h200-batch64.json", overlap_page, "One step of each"),
     "networks": ("overhead-h200.json", networks_page, "ResNet-50 on links of any speed"),
+    "freezes": ("pipeline-vit-h200.json", pipeline_page, "Frozen blocks, stages and replicas"),
 }
-"""Measurements on a GPU that were kept: file, what makes its page, and the heading of the part to show."""
+"""Measurements that were kept: file, what makes its page, and the heading of the part to show."""
 
 
 def _ran(name: str, folder: Path) -> tuple[Path, str]:
