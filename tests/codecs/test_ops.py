@@ -312,3 +312,18 @@ def test_thin_products(n, k, r):
     back = ops.thin_product(m.mT, other)
     assert back.is_contiguous()
     np.testing.assert_allclose(back.numpy(), plain.transpose(0, 2, 1) @ tall, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [7, 1 << 13])
+def test_decoders_refuse_a_total_of_another_size_and_add_to_any_dtype(count):
+    values = torch.linspace(-1, 1, count)
+    packed, scales = ops.quantize_blocks(values, bits=4, block=64)
+    decoded = ops.dequantize_blocks(packed, scales, bits=4, block=64, count=count)
+    for shape in ((2 * count,), (count // 2,), (1, count)):
+        with pytest.raises(ValueError, match=rf"give a tensor of shape \({count},\)"):
+            ops.dequantize_blocks(packed, scales, bits=4, block=64, count=count, onto=torch.zeros(shape))
+    for total in (torch.ones(count, dtype=torch.float64), torch.ones(2 * count)[::2]):
+        ops.dequantize_blocks(packed, scales, bits=4, block=64, count=count, onto=total, divisor=2)
+        assert torch.allclose(total.float(), (1 + decoded) / 2)
+    half = ops.dequantize_blocks(packed, scales.half(), bits=4, block=64, count=count)
+    assert torch.equal(half, ops.dequantize_blocks(packed, scales.half().float(), bits=4, block=64, count=count))

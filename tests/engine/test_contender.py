@@ -25,12 +25,18 @@ TRIED = TIMED + 1
 """Steps of a plan in a trial."""
 
 
-def steps_take(seconds: dict[tuple[str, str], float], *, chosen: str = "bf16") -> None:
+def steps_take(seconds: dict[tuple[str, str], float], *, chosen: str = "bf16", **grouping: Any) -> None:
     """The planner chooses a codec, with int4 as contender. Steps are seen to take so long, by executor and codec."""
 
     def search(shapes: Any, *_: Any, **__: Any) -> Choice:
         found = [
-            Choice(default_plan(shapes, compress=codec), step, bound, (), f"{codec} was predicted at {step:g} s")
+            Choice(
+                default_plan(shapes, compress=codec, **grouping),
+                step,
+                bound,
+                (),
+                f"{codec} was predicted at {step:g} s",
+            )
             for codec, step, bound in zip((chosen, "int4"), PREDICTED, BOUND, strict=True)
         ]
         return replace(found[0], contender=found[1])

@@ -80,8 +80,8 @@ def dequantize_blocks(
     _check_block(block)
     _check_bytes(packed, packed_size(_check_count(count), bits))
     _check_floats(scales, -(-count // block), "scales")
-    packed, scales = packed.contiguous(), _flat32(scales)
-    if onto is not None and packed.device.type in ("cpu", "cuda"):
+    packed, scales = packed.contiguous(), _flat(scales).float()
+    if _fused(onto, packed, count, on=("cpu", "cuda")):
         library.dequantize_onto(packed, scales, bits, block, onto, float(divisor))
         return onto
     return _onto(library.dequantize_blocks(packed, scales, bits, block, count), onto, divisor)
@@ -149,7 +149,7 @@ def sign_decode(
     sizes = _check_pieces(packed, count, 1, lengths)
     high, low = _scales(pos, packed, lengths), _scales(neg, packed, lengths)
     packed = packed.contiguous()
-    if _fused(onto, packed):
+    if _fused(onto, packed, count):
         library.sign_onto(packed, high, low, sizes, onto, float(divisor))
         return onto
     return _onto(library.sign_decode(packed, high, low, count, sizes), onto, divisor)
@@ -259,7 +259,7 @@ def ternary_decode(
     """0, scale, -scale or nan for codes 0, 1, 3 and 2, as float32; with `lengths`, one scale per tensor."""
     sizes = _check_pieces(packed, count, 2, lengths)
     packed, scales = packed.contiguous(), _scales(scale, packed, lengths)
-    if _fused(onto, packed):
+    if _fused(onto, packed, count):
         library.ternary_onto(packed, scales, sizes, onto, float(divisor))
         return onto
     return _onto(library.ternary_decode(packed, scales, count, sizes), onto, divisor)
@@ -277,7 +277,7 @@ def natural_decode(codes: Tensor, count: int, *, onto: Tensor | None = None, div
     """The float32 powers of two of `natural_encode`."""
     _check_bytes(codes, _check_count(count))
     codes = codes.contiguous()
-    if _fused(onto, codes):
+    if _fused(onto, codes, codes.numel()):
         library.natural_onto(codes, onto, float(divisor))
         return onto
     return _onto(library.natural_decode(codes), onto, divisor)
@@ -410,9 +410,12 @@ def extract(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     return [piece.view(tuple(shape)) for piece, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
-def _fused(onto: Tensor | None, payload: Tensor) -> TypeGuard[Tensor]:
-    """Whether the device has kernels that add what they decode."""
-    return onto is not None and payload.device.type == "cuda"
+def _fused(onto: Tensor | None, payload: Tensor, count: int, *, on: Sequence[str] = ("cuda",)) -> TypeGuard[Tensor]:
+    """Whether the decoded values are to be added `onto` a tensor, on a device with a kernel that does so."""
+    if onto is not None and (onto.shape != (count,) or onto.device != payload.device):
+        found = f"shape {tuple(onto.shape)} on {onto.device}"
+        raise ValueError(f"onto has {found}: give a tensor of shape ({count},) on {payload.device}")
+    return onto is not None and payload.device.type in on
 
 
 def _onto(part: Tensor, onto: Tensor | None, divisor: int) -> Tensor:

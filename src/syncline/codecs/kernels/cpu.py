@@ -184,7 +184,9 @@ def dequantize_onto(packed: Tensor, scales: Tensor, bits: int, block: int, total
     count = total.numel()
     library = _compiled(count) if _whole_bytes(bits, block) else None
     if library is None or total.dtype != torch.float32 or not total.is_contiguous():
-        pieces.dequantize_onto(packed, scales, bits, block, total, divisor)
+        total.add_(dequantize_blocks(packed, scales, bits, block, count))
+        if divisor != 1:
+            total.div_(divisor)
     else:
         where = packed.data_ptr(), scales.data_ptr()
         library.sl_dequantize_onto(*where, count, bits, block, divisor, total.data_ptr())

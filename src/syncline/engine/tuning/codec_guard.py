@@ -98,12 +98,14 @@ class CodecGuard:
             self._steps = EVERY - 1  # measure at once
         return self._guarded.plan
 
-    def stop(self) -> None:
-        """Guard nothing: another plan is tried or measured."""
+    def stop(self) -> Errors | None:
+        """Guard nothing: another plan is tried or measured. Returns the errors as known now, and forgets them."""
         if self._watch is not None:
             self._watch.stop()
         self._guarded = self._watch = self._history = None
         self._steps = 0
+        learnt, self.errors = self.errors, None
+        return learnt
 
     def after_step(self) -> Plan | None:
         """A step has ended; returns another plan, if one is to be used from now on."""

@@ -25,7 +25,7 @@ cores, a single step varies by tens of percent: a small share would drop good pl
 HOPELESS = 0.75
 """No trial of the reducer if the overlap is predicted to take less than this share of its step."""
 TIE = 0.01
-"""Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. If the later one loses
+"""Of two plans whose steps differ by less, the earlier one stays: torch's reducer before ours. If the faster one loses
 more, the planner's `WORTH` decides."""
 MOST_SIZES = 2
 """How many bucket sizes are tried after a plan was found."""
@@ -94,12 +94,13 @@ class ExecutorTrial:
 
 
 def _fastest(timed: Sequence[Timed]) -> Timed:
-    """The fastest of these; each has to be clearly faster than those before it, and more so if it loses more."""
-    best = timed[0]
-    for one in timed[1:]:
-        if one.step < best.step * (1 - (WORTH if one.lost > best.lost else TIE)):
-            best = one
-    return best
+    """The fastest of these, or the one that loses least of those that are about as fast; of several, the first."""
+    first = min(timed, key=lambda one: one.step)
+    near = [one for one in timed if first.step >= one.step * (1 - (WORTH if one.lost < first.lost else TIE))]
+    least = min(one.lost for one in near)
+    near = [one for one in near if one.lost == least]
+    limit = min(one.step for one in near)
+    return next(one for one in near if limit >= one.step * (1 - TIE))
 
 
 def other_codecs(base: Timed, shapes: Sequence[Shape]) -> list[Plan]:

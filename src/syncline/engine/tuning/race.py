@@ -23,7 +23,8 @@ be off by more, and a window of them costs little. Not later, since a race delay
 BEHIND, FAR_BEHIND = 0.05, 0.3
 """A plan that is slower than the fastest one by the first share does not run again; by the second if it loses less."""
 LOSSY = 0.02
-"""A plan that loses more (BF16 against dense, int4 against BF16) has to be faster by this share, and in every round."""
+"""The fastest plan has to be faster by this share, and in every round, than those that lose less (dense against BF16,
+BF16 against int4). Of those that it does not beat so clearly, the one that loses least stays."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,22 @@ class Race:
                 # There and back, so that a slow change of the machine is the same for all.
                 self._turns = [one for turn in range(rounds) for one in (runners if turn % 2 == 0 else runners[::-1])]
                 self._turns.pop(0)
-        best = self._fastest()
+        best = self.fastest()
+        assert best is not None, "a window has been timed"
         leader = replace(best, seen=Seen(self._typical(best)))
         self._turns = [one for one in self._turns if not self._is_behind(one, leader)]
+        if all(one.plan is leader.plan for one in self._turns):
+            self._turns = []
         self.current = self._turns[0] if self._turns else leader
+
+    def fastest(self, *, ours: bool = False) -> Timed | None:
+        """The plan to stay with, by the windows so far; `ours`: among those for our own executor. None if none ran."""
+        ran = {id(one.plan): one for one, _ in self._windows if not ours or one.plan.executor == "overlap"}.values()
+        if not ran:
+            return None
+        first = min(ran, key=self._typical)
+        near = [one for one in ran if not self._clearly_beats(first, one)]
+        return min(near, key=lambda one: (one.lost, self._typical(one)))
 
     def _is_behind(self, one: Timed, leader: Timed) -> bool:
         if one.lost > leader.lost and not self._ahead_in_every_round(one, leader):
@@ -116,20 +129,12 @@ class Race:
         times = sorted(self._times(runner))
         return times[(len(times) - 1) // 2] if times else 0.0
 
-    def _fastest(self) -> Timed:
-        ran = {id(one): one for one, _ in self._windows}.values()
-        best, *others = sorted(ran, key=lambda one: (one.lost, self._typical(one)))
-        for one in others:
-            if self._beats(one, best):
-                best = one
-        return best
-
-    def _beats(self, one: Timed, best: Timed) -> bool:
-        """Whether a plan is faster than one that loses as much or less."""
-        if one.lost <= best.lost:
-            return self._typical(one) < self._typical(best)
-        clearly = self._typical(one) < self._typical(best) * (1 - LOSSY)
-        return clearly and self._ahead_in_every_round(one, best)
+    def _clearly_beats(self, first: Timed, other: Timed) -> bool:
+        """Whether the fastest plan stays rather than another one, which may lose less."""
+        if first.lost <= other.lost:
+            return self._typical(first) < self._typical(other)
+        clearly = self._typical(first) < self._typical(other) * (1 - LOSSY)
+        return clearly and self._ahead_in_every_round(first, other)
 
     def _ahead_in_every_round(self, one: Timed, other: Timed) -> bool:
         return all(a < b for a, b in zip(self._times(one), self._times(other), strict=False))

@@ -24,6 +24,7 @@ from syncline.engine.tuning.codec_guard import CodecChange, CodecGuard
 from syncline.engine.tuning.drift import WINDOW
 from syncline.engine.tuning.drift_watch import DriftWatch, network_seconds
 from syncline.engine.tuning.executor_trial import (
+    MOST_SIZES,
     TIMED,
     ExecutorTrial,
     measured,
@@ -47,7 +48,7 @@ from syncline.plan.unit import Shape
 
 WARM_UP, PROFILED = 2, 3
 """Steps before anything is measured, and steps of a profile."""
-TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + 2 * (TIMED + 1)
+TUNED = WARM_UP + TIMED + 4 * (TIMED + 1) + PROFILED + (2 + MOST_SIZES) * (TIMED + 1)
 """After this many steps a plan has been found, or its search waits until it pays, in a loop with one optimizer."""
 _LARGE = 0.3
 """A network that is waited for during this share of a step needs other codecs, not other buckets."""
@@ -87,6 +88,10 @@ class Tuner:
         """The plan that the trial compares with torch's reducer; None in a trial of the reducer's buckets alone."""
         self._race = Race()
         """The plans that were close in the trial."""
+        self._window: float | None = None
+        """Seconds of a step in the race's last window, while an optimizer has still to step."""
+        self._stays_dense = False
+        """Whether the engine has fallen back to dense units, and that plan was taken over."""
         self.guard = None if automatic is None else CodecGuard(engine, automatic)
         """Watches what the codecs lose while the job trains; None if the codecs stay."""
         self._next: Plan | None = None
@@ -181,6 +186,9 @@ class Tuner:
         elif self._trial is not None and self._watch is not None and self._comparison_due:
             with self._engine.on_device():
                 self._compare(self._trial, self._watch)
+        elif self._window is not None:
+            with self._engine.on_device():
+                self._continue_race(self._window)
 
     def _after_step(self) -> None:
         engine = self._engine
@@ -191,6 +199,10 @@ class Tuner:
         with engine.on_device():
             if self._profile is not None:
                 self._continue_profile(self._profile)
+            elif engine.fell_back and self.choice is not None and not self._stays_dense:
+                self._stay_dense(self.choice)
+            elif self._window is not None:
+                self._continue_race(self._window)
             elif self._trial is not None and self._watch is not None:
                 self._continue_trial(self._trial, self._watch)
             elif self.choice is None and self._steps == WARM_UP:
@@ -229,11 +241,27 @@ class Tuner:
         engine.wait()
         if engine.owes_a_step():
             return
-        self.choice, self._race = replace(choice, plan=self._chooser.overlap), Race()
+        self._end_race()
+        self.choice = replace(choice, plan=self._chooser.overlap)
         if self.costs is None:
             self._measure_without_reducer()
         else:
             engine.replan(self._guard(self._chooser.overlap))
+
+    def _stay_dense(self, choice: Choice) -> None:
+        """The sentinel has made units dense: no plan that was timed before may take their place."""
+        engine = self._engine
+        engine.wait()
+        if engine.owes_a_step():
+            return
+        self._stop_guard()
+        self._end_race()
+        engine.watch_passes(None)
+        self._trial = self._watch = self._found = None
+        self._comparison_due, self._stays_dense = False, True
+        self._chooser.overlap = engine.plan
+        self.choice = replace(choice, plan=engine.plan, contender=None, why=f"{choice.why}; units fell back to dense")
+        self._drift.codecs_changed()
 
     def _measure_without_reducer(self) -> None:
         """Measure the job under the plan for our own executor. If the loop has left the reducer, its buckets remain."""
@@ -380,7 +408,8 @@ class Tuner:
     def _settle(self, choice: Choice, race: Race | None = None) -> None:
         """Stay with a plan, until the job drifts or the plan loses the race against others that were close."""
         engine, self.choice, self._found = self._engine, choice, None
-        self._race = race or Race()
+        self._end_race()
+        self._race = race or self._race
         engine.replan(self._guard(choice.plan))
         self._drift.restart()
         self.report = replace(self.report, steps=self._steps)
@@ -393,20 +422,26 @@ class Tuner:
         )
 
     def _continue_race(self, step: float) -> bool:
-        """A window of steps has taken `step` seconds each; returns whether another plan runs now."""
+        """A window of steps has taken `step` seconds each; returns whether another plan runs now.
+
+        If an optimizer has still to step, the window is judged after that.
+        """
         engine, choice, race = self._engine, self.choice, self._race
         assert choice is not None
         engine.wait()
-        if engine.owes_a_step():
-            return False
+        self._window = step if engine.owes_a_step() else None
+        if self._window is not None:
+            return True
         if race.disturbed(step):
             # The job has changed: the next windows count as drift from what was seen before.
             self._drift.expect(race.fastest_window)
-            self._race = Race()
+            self._end_race()
             return False
         before = race.current
         race.add(step)
-        now = race.current
+        now, ours = race.current, race.fastest(ours=True)
+        if race.over and ours is not None:
+            self._chooser.overlap = ours.plan
         assert before is not None
         assert now is not None
         if now.plan is before.plan and (not race.over or before is race.first):
@@ -423,6 +458,10 @@ class Tuner:
             self._drift.restart()
         return True
 
+    def _end_race(self) -> None:
+        """Stay with the plan that runs."""
+        self._race, self._window = Race(), None
+
     def _use_guarded(self, plan: Plan) -> None:
         """Run a plan of the guard, unless an optimizer has still to step with the one before."""
         engine = self._engine
@@ -430,6 +469,7 @@ class Tuner:
         if engine.owes_a_step():
             return
         self._next = None
+        self._end_race()  # what was timed has other codecs now
         begin = engine.recorder.mark("update")
         engine.replan(plan)
         engine.recorder.add("update", GUARD, begin, engine.recorder.mark("update"), unit=plan.hash)
@@ -445,8 +485,7 @@ class Tuner:
         """Other plans are tried or measured. What the guard has learnt about errors counts for the next plan."""
         self._next = None
         if self.guard is not None:
-            self.errors = self.guard.errors or self.errors
-            self.guard.stop()
+            self.errors = self.guard.stop() or self.errors
 
     # -- measurements, and plans from them
 
