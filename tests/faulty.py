@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from syncline.pipeline import rank_stages
+from syncline.pipeline.reshape import Offer
 from syncline.train.models.vit import vit
 
 
@@ -50,8 +51,14 @@ def slow(seconds=0.2):
     return Slow(None, -1, -1)
 
 
+def reshaped(layers=5):
+    """A vision transformer for runs in which every reshape pays, however short their steps are."""
+    Offer.pays = property(lambda offer: True)
+    return vit(size="tiny", layers=layers)
+
+
 def killed_in_a_reshape(rank=1):
-    """A vision transformer. The first run in a folder loses a rank when values move; the file `fired` says so."""
+    """The same model. The first run in a folder loses a rank when values move; the file `fired` says so."""
     fired, move = Path("fired"), rank_stages.move_state
 
     def dies(*args, **kwargs):
@@ -62,7 +69,7 @@ def killed_in_a_reshape(rank=1):
 
     if int(os.environ.get("RANK", 0)) == rank:
         rank_stages.move_state = dies
-    return vit(size="tiny", layers=4)
+    return reshaped(layers=4)
 
 
 def not_a_module():

@@ -87,11 +87,12 @@ def _batch_norm(rank, world):
     pipe = Pipeline(blocks, optimizer, stages=2, micro_batches=2)
     train(piped(pipe), optimizer, data, ranges([8], 2))
     before = checksum([b for b in blocks.model.buffers() if b.numel()])
-    cost = pipe.reshape_s
+    assert pipe.costs.of(changes_shape=True)[1]
     set_frozen(blocks, 3)
     pipe.reshape(stages=2)
-    assert pipe.reshape_s == cost, "balancing stages says nothing about the cost of another shape"
+    assert [pipe.costs.of(changes_shape=shape)[1] for shape in (False, True)] == [False, True], "one is assumed still"
     pipe.reshape(stages=1)
+    assert not pipe.costs.of(changes_shape=True)[1]
     pipe.close()
     return before
 

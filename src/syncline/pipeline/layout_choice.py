@@ -10,10 +10,29 @@ from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
 from syncline.pipeline.schedule import find_schedule
 from syncline.sim import Network
 
+_FIRST_SHAPE_S, _FIRST_BALANCE_S = 2.0, 0.5
+"""Assumed cost of the first change of shape, with new groups and a new engine, and of the first new balance."""
 _MOST_STAGES = 8
 """Of shapes to try at the start: simulations of deeper pipelines take seconds."""
 _WORTH_A_TRIAL = 1.5
 """Ranks that share cores or a GPU, and hidden exchanges, make predictions wrong by about as much."""
+
+
+class ReshapeCosts:
+    """Seconds of the last change of the stages of each kind; before there was one, an assumption."""
+
+    def __init__(self, start_s: float) -> None:
+        """`start_s`: seconds of the start, which makes groups and engines as a change of shape does."""
+        self._assumed = {True: max(_FIRST_SHAPE_S, start_s), False: _FIRST_BALANCE_S}
+        self._measured: dict[bool, float] = {}
+
+    def of(self, *, changes_shape: bool) -> tuple[float, bool]:
+        """The seconds, and whether they are assumed; without `changes_shape`, of a new balance of the stages."""
+        return self._measured.get(changes_shape, self._assumed[changes_shape]), changes_shape not in self._measured
+
+    def measured(self, seconds: float, *, changes_shape: bool) -> None:
+        """There was a change that took so long."""
+        self._measured[changes_shape] = seconds
 
 
 class LayoutChoice:
@@ -67,13 +86,28 @@ class LayoutChoice:
         """The shape with the fewest stages whose training part a rank can hold, as far as it has held as much."""
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
 
-    def offer(self, now: Layout, *, step_s: float, cost_s: float, steps_left: int) -> Offer | None:
-        """The reshape to the smallest shape, with its step predicted by the ratio of two simulated steps."""
-        shape = self.smallest()
-        if shape == now.shape:
-            return None
-        before, after = (self.predicted(layout)[0][0] for layout in (now, self.lay_out(shape)))
-        return Offer(now.shape, shape, step_s, step_s * after / before, cost_s, steps_left)
+    def offer(
+        self, now: Layout, *, step_s: float, costs: "ReshapeCosts", steps_left: int, fewer: bool = True
+    ) -> Offer | None:
+        """The change of the stages that gains most, or that is needed; None if there is nothing to change.
+
+        Steps are predicted by the ratio of two simulated ones. `fewer`: also shapes with fewer stages, by halving.
+        """
+        smallest, stages = self.smallest(), now.shape.stages
+        shapes = [now.shape]
+        if smallest.stages > stages:
+            shapes = [smallest]
+        while fewer and stages > smallest.stages and stages % 2 == 0:
+            stages //= 2
+            shapes.append(Shape.of(self._world, stages))
+        before = self.predicted(now)[0][0]
+        offers = []
+        for layout in (self.lay_out(shape) for shape in shapes):
+            if layout != now and (found := self.predicted(layout)):
+                cost, assumed = costs.of(changes_shape=layout.shape != now.shape)
+                after = step_s * found[0][0] / before
+                offers.append(Offer(now.shape, layout.shape, step_s, after, cost, steps_left, assumed))
+        return max(offers, key=lambda offer: offer.gain_s - offer.cost_s, default=None)
 
     def shapes_to_try(self, runs: Callable[[Shape], bool]) -> list[Shape]:
         """One stage, and the best of the others if its predicted step is not much longer.

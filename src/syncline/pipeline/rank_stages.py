@@ -103,7 +103,12 @@ class RankStages:
 
     def _make_gradients(self) -> ReplicaGradients:
         return ReplicaGradients(
-            self._blocks, self._optimizer, self.layout, self.mesh, timeout=self._timeout, options=self._options
+            self._blocks,
+            self._optimizer,
+            self.layout,
+            self.mesh,
+            timeout=self._timeout,
+            options={"recorder": self._recorder, **self._options},
         )
 
     def _make_runner(self) -> StageRunner:

@@ -9,7 +9,10 @@ from syncline.pipeline.partition import Stages, balanced, largest, stages_that_f
 
 @dataclass(frozen=True)
 class Offer:
-    """A possible reshape: both shapes, seconds per step before and after, its cost, and the steps that remain."""
+    """A possible reshape: both shapes, seconds per step before and after, its cost, and the steps that remain.
+
+    With the same shape twice, the stages are balanced again.
+    """
 
     old: Shape
     new: Shape
@@ -17,6 +20,8 @@ class Offer:
     new_step_s: float
     cost_s: float
     steps_left: int
+    assumed: bool = False
+    """Whether the cost is an assumption: there was no such change in this run yet."""
 
     @property
     def gain_s(self) -> float:
@@ -42,9 +47,10 @@ class Offer:
     def __str__(self) -> str:
         """One sentence about the decision."""
         verb = "is needed" if self.needed else "pays" if self.pays else "does not pay"
+        cost = f"cost {self.cost_s:.2f} s{', assumed' if self.assumed else ''}"
         return (
             f"reshape {self.old} -> {self.new} {verb}: {1e3 * self.step_s:.1f} -> {1e3 * self.new_step_s:.1f} ms per"
-            f" step, {self.steps_left} steps left, cost {self.cost_s:.2f} s"
+            f" step, {self.steps_left} steps left, {cost}"
         )
 
 

@@ -18,7 +18,7 @@ from syncline.errors import UsageError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.checkpoint import random_state, read_checkpoint, set_random_state, write_checkpoint
 from syncline.pipeline.layout import Layout, tensors_of
-from syncline.pipeline.layout_choice import LayoutChoice
+from syncline.pipeline.layout_choice import LayoutChoice, ReshapeCosts
 from syncline.pipeline.mesh import Shape, share
 from syncline.pipeline.micro_batch_choice import MicroBatchChoice
 from syncline.pipeline.peers import PipelinePeers
@@ -34,8 +34,6 @@ from syncline.trace.record.recorder import process_recorder
 
 Checkpoint: TypeAlias = str | Path | Callable[[], Path]
 """A file for `Pipeline.save`, or a function that all ranks call: it writes a checkpoint and returns its path."""
-_FIRST_RESHAPE_S = 2.0
-"""Assumed cost of the first reshape: new groups and a new engine, which the start may have been without."""
 
 
 class Pipeline:
@@ -123,8 +121,8 @@ class Pipeline:
             self._stages = RankStages(
                 blocks, optimizer, layout, prefix=prefix, recorder=self.recorder, timeout=seconds, options=exchange
             )
-        self.reshape_s = max(_FIRST_RESHAPE_S, time.perf_counter() - started)
-        """Seconds of the last change of shape; before there was one, an assumption or the seconds of the start."""
+        self.costs = ReshapeCosts(time.perf_counter() - started)
+        """What changes of the stages have cost."""
 
     # -- what users read
 
@@ -237,32 +235,34 @@ class Pipeline:
         with self.recorder.span("between", "reshape", unit=change), self._communicating(doing):
             self._stages.move(layout, step=self.steps, what=change)
             self._micro_batches.simulate(self._choice, layout)
-        if shape != old.shape:
-            self.reshape_s = time.perf_counter() - started
+        self.costs.measured(time.perf_counter() - started, changes_shape=shape != old.shape)
 
-    def offer(self, *, steps_left: int, step_s: float) -> Offer | None:
-        """The reshape that a freeze allows, or that an unfreeze needs, with its predicted gain; None if there is none.
+    def offer(self, *, steps_left: int, step_s: float, fewer: bool = True) -> Offer | None:
+        """The best reshape after a freeze, or the one that an unfreeze needs; None if there is nothing to change.
 
-        `step_s` are the measured seconds of a step. The new step is predicted by the ratio of two simulated steps,
-        or without measured times by an even division of the work. The cost is that of the last
-        change of shape (`reshape_s`). All ranks get rank 0's answer.
+        Stages are balanced again or, with `fewer`, halved as often as the training part fits. `step_s` are the measured
+        seconds of a step. The new step is predicted by the ratio of two simulated steps, or without measured times by
+        an even division of the work. The cost is that of the last such change (`costs`). All ranks get rank 0's answer.
         """
-        offer = self._choice.offer(self.layout, step_s=step_s, cost_s=self.reshape_s, steps_left=steps_left)
+        offer = self._choice.offer(self.layout, step_s=step_s, costs=self.costs, steps_left=steps_left, fewer=fewer)
         if offer is None:
             return None
-        decided = [offer]
+        decided: list[Offer] = [offer]
         with self._communicating("decision to reshape"):
             dist.broadcast_object_list(decided, src=0)
         return decided[0]
 
     def reshape_if_it_pays(
-        self, *, steps_left: int, step_s: float, checkpoint: Checkpoint | None = None
+        self, *, steps_left: int, step_s: float, fewer: bool = True, checkpoint: Checkpoint | None = None
     ) -> Offer | None:
         """Reshape if the gain over the rest of the run exceeds the cost, or if blocks that train again need the room.
 
-        Returns the offer, if there was one. `checkpoint` is that of `reshape`.
+        Returns the offer, if there was one. `fewer` is that of `offer`, `checkpoint` that of `reshape`.
         """
-        offer = self.offer(steps_left=steps_left, step_s=step_s)
+        if self.trying_shapes:
+            self.reshape(stages=self.shape.stages, checkpoint=checkpoint)  # the trial begins again with this balance
+            return None
+        offer = self.offer(steps_left=steps_left, step_s=step_s, fewer=fewer)
         if offer is not None and (offer.pays or offer.needed):
             self.reshape(stages=offer.new.stages, checkpoint=checkpoint)
         return offer

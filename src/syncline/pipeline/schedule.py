@@ -18,7 +18,7 @@ from torch.distributed.pipelining import (
 )
 
 from syncline.errors import UsageError, unknown
-from syncline.trace import Recorder
+from syncline.pipeline.stage_clock import StageClock
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Stage(PipelineStage):
     weights.
     """
 
-    def __init__(self, *args: Any, frozen_below: bool, frozen: bool, recorder: Recorder, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, frozen_below: bool, frozen: bool, clock: StageClock, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.frozen_below, self.frozen, self._recorder = frozen_below, frozen, recorder
+        self.frozen_below, self.frozen, self._clock = frozen_below, frozen, clock
         self._complete: set[int] = set()
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -107,7 +107,7 @@ class Stage(PipelineStage):
             self._complete.add(bwd_chunk_id)
             return
         whole = full_backward or self.frozen_below
-        with self._recorder.span("backward"):
+        with self._clock.run("backward"):
             super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=whole, last_backward=last_backward)
         if whole and not full_backward:
             self._complete.add(bwd_chunk_id)
@@ -117,7 +117,7 @@ class Stage(PipelineStage):
         if bwd_chunk_id in self._complete:
             self._complete.discard(bwd_chunk_id)
             return
-        with self._recorder.span("backward"):
+        with self._clock.run("backward"):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
 
 
@@ -130,7 +130,7 @@ def make_schedule(
     micro_batches: int,
     group: dist.ProcessGroup,
     device: torch.device,
-    recorder: Recorder,
+    clock: StageClock,
     loss: Callable[..., torch.Tensor],
 ) -> Any:
     """The schedule of this rank's stages, given as (index, module)."""
@@ -138,7 +138,7 @@ def make_schedule(
     made = [
         Stage(
             module, index, stages, device, group=group, frozen_below=0 < index <= frozen_stages,
-            frozen=index < frozen_stages, recorder=recorder,
+            frozen=index < frozen_stages, clock=clock,
         )
         for index, module in modules
     ]  # fmt: skip

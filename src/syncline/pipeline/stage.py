@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from syncline.pipeline.blocks import Sublayer, Values, as_values, run
 from syncline.pipeline.micro_batches import MicroBatches
-from syncline.trace import Recorder
+from syncline.pipeline.stage_clock import StageClock
 
 
 class Prefix(Protocol):
@@ -55,10 +55,10 @@ class StageModule(nn.Module):
         frozen: int,
         first: bool,
         prefix: Prefix | None,
-        recorder: Recorder | None = None,
+        clock: StageClock | None = None,
     ) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._clock = clock
         self.parts = nn.ModuleList(sublayer.module for sublayer in sublayers)
         self._frozen, self._active = tuple(sublayers[:frozen]), tuple(sublayers[frozen:])
         self._fixed = [module for sublayer in self._frozen for module in sublayer.module.modules()]
@@ -70,7 +70,7 @@ class StageModule(nn.Module):
 
     def forward(self, *values: Tensor) -> Any:
         """The values for the next stage, or the model's output."""
-        with nullcontext() if self._recorder is None else self._recorder.span("forward"):
+        with nullcontext() if self._clock is None else self._clock.run("forward"):
             return self._run(values)
 
     def _run(self, values: Values) -> Any:

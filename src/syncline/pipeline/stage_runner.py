@@ -19,6 +19,7 @@ from syncline.pipeline.mesh import Mesh, message_device
 from syncline.pipeline.micro_batches import MicroBatches, rows_needed, split
 from syncline.pipeline.schedule import make_schedule
 from syncline.pipeline.stage import Feed, Prefix, StageModule
+from syncline.pipeline.stage_clock import StageClock
 from syncline.trace import Recorder
 
 
@@ -38,7 +39,7 @@ class StageRunner:
     ) -> None:
         """`prefix`: supplies the activations behind the frozen sublayers of the first stage."""
         self._blocks, self._layout, self._mesh, self._gradients = blocks, layout, mesh, gradients
-        self._device, self._recorder = device, recorder
+        self._device, self._recorder, self._clock = device, recorder, StageClock(recorder)
         frozen = self.frozen = frozen_sublayers(blocks)
         """The number of frozen sublayers."""
         sublayers = blocks.cut()
@@ -48,7 +49,7 @@ class StageRunner:
                 frozen=max(0, min(frozen, layout.stages[stage].stop) - layout.stages[stage].start),
                 first=stage == 0,
                 prefix=prefix,
-                recorder=recorder if layout.shape.stages > 1 else None,
+                clock=self._clock if layout.shape.stages > 1 else None,
             )
             for stage in layout.stages_at(mesh.position)
         }
@@ -78,7 +79,7 @@ class StageRunner:
         self._feed_stages(split(batch, micro_batches, rows=most_rows), ids, view, total)
         losses: list[Tensor] = []
         sync = self._gradients.sync
-        with nullcontext() if sync is None else sync.no_sync():
+        with self._clock.schedule(), nullcontext() if sync is None else sync.no_sync():
             self._run_schedule(micro_batches, losses)
         loss, arrival = self._begin_mean(losses)
         self._gradients.exchange()
@@ -147,8 +148,8 @@ class StageRunner:
             micro_batches=micro_batches,
             group=self._mesh.pipe,
             device=self._device,
-            recorder=self._recorder,
-            loss=self._loss,
+            clock=self._clock,
+            loss=self._timed_loss,
         )
 
     def _run_schedule(self, micro_batches: int, losses: list[Tensor]) -> None:
@@ -158,6 +159,10 @@ class StageRunner:
             self._schedule.step(*args, target=indices, losses=losses, return_outputs=False)
         else:
             self._schedule.step(*args, return_outputs=False)
+
+    def _timed_loss(self, output: Any, index: Tensor) -> Tensor:
+        with self._clock.run("forward"):
+            return self._loss(output, index)
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
         """The loss of the real samples of a micro-batch, by their share of the batch."""

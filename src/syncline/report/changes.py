@@ -29,17 +29,22 @@ class Change:
     cost_ms: float
     before_ms: float | None
     after_ms: float | None
+    together_ms: float
+    """The cost of all changes between the same two steps: they are paid back together."""
 
     @property
     def payback_s(self) -> float | None:
         """Seconds of training until shorter steps have gained the cost; None where steps are not shorter."""
         if self.before_ms is None or self.after_ms is None or self.after_ms >= self.before_ms:
             return None
-        return self.cost_ms / (self.before_ms - self.after_ms) * self.after_ms / 1e3
+        return self.together_ms / (self.before_ms - self.after_ms) * self.after_ms / 1e3
 
 
 def changes(spans: Sequence[Span]) -> list[Change]:
-    """The changes that the first rank with any has recorded, in order of time."""
+    """The changes in the order of time on the first rank with any, each with the cost of the slowest rank.
+
+    The first step after changes is slower than later ones, and counts for the last of them.
+    """
     marked = [span for span in spans if span.lane == "between" and span.name in _NAMES]
     if not marked:
         return []
@@ -47,19 +52,23 @@ def changes(spans: Sequence[Span]) -> list[Change]:
     mine = sorted((span for span in marked if span.rank == rank), key=lambda span: span.start)
     steps = sorted((span for span in spans if span.lane == STEP and span.rank == rank), key=lambda span: span.start)
     origin = min(span.start for span in (*mine, *steps))
-    # A freeze and the reshape after it, with no step in between, have the same steps before and after.
-    return [
-        Change(
-            span.name,
-            span.unit,
-            span.step,
-            (span.start - origin) / 1e9,
-            (span.end - span.start) / 1e6,
-            _median_step([s for s in steps if s.end <= span.start], mine, last=True),
-            _median_step([s for s in steps if s.start >= span.end], mine, last=False),
-        )
-        for span in mine
-    ]
+    costs: dict[tuple[int, str, str], float] = {}
+    for span in marked:
+        key = (span.step, span.name, span.unit)
+        costs[key] = max(costs.get(key, 0.0), (span.end - span.start) / 1e6)
+    made = []
+    for place, span in enumerate(mine):
+        later = [s for s in steps if s.start >= span.end]
+        # A freeze and the reshape after it, with no step in between, have the same steps before and after.
+        before = _median_step([s for s in steps if s.end <= span.start], mine, last=True)
+        after = _median_step(later, mine, last=False)
+        slow = max(0.0, (later[0].end - later[0].start) / 1e6 - after) if later and after is not None else 0.0
+        last = place + 1 == len(mine) or mine[place + 1].step != span.step
+        cost = costs[span.step, span.name, span.unit] + (slow if last else 0.0)
+        together = slow + sum(ms for (step, _, _), ms in costs.items() if step == span.step)
+        at = (span.start - origin) / 1e9
+        made.append(Change(span.name, span.unit, span.step, at, cost, before, after, together))
+    return made
 
 
 def shape_over_time(spans: Sequence[Span]) -> list[dict[str, Any]]:

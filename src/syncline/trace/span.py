@@ -27,6 +27,9 @@ ISSUING = "issuing"
 THREAD_WAITS = (BLOCKED, ISSUING)
 """Names of `wait` spans of the training thread. All others are waits of an exchange for its last rank."""
 
+STAGES = "messages of stages"
+"""The unit of `BLOCKED` spans in which a stage of a pipeline waits for messages of other stages."""
+
 POINT_TO_POINT = "point-to-point"
 """The name of exchanges of two ranks of which one sends and one receives, such as those of a pipeline's stages."""
 

@@ -57,6 +57,10 @@ class Train:
     """As blocks freeze, use fewer stages and more replicas, where that pays."""
     cache: str = ""
     """Memory per node for the activations of frozen blocks, such as `1GB`; empty: they are computed in every epoch."""
+    cache_disk: str = ""
+    """Bytes per node on disk for what the memory has no room for; empty: none."""
+    cache_gpu: str = ""
+    """Bytes on each GPU for the same activations, before those in memory; empty: none."""
     log_every: int = 0
     """Steps between the log lines that every rank prints; 0 prints none."""
 
@@ -185,7 +189,7 @@ def check(config: Config) -> None:
         _check_range(f"--{key}", getattr(cluster, key), least=0, most=MOST_RANKS)
     for size in config.compare.scale:
         _check_range("a world size", size, least=1, most=MOST_RANKS)
-    for memory in (cluster.memory, train.cache):
+    for memory in (cluster.memory, train.cache, train.cache_disk, train.cache_gpu):
         if memory:
             parse_bytes(memory)
     _check_range("--pipe", train.pipe, least=0, most=MOST_RANKS)

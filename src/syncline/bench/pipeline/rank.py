@@ -33,6 +33,8 @@ Payload = tuple[RankOptions, str, str, Options, tuple[Way, ...], int]
 T = TypeVar("T")
 _EVALUATED = 500
 _WARM_UP = 2
+_SET_UP = 8
+"""The last step in which sublayers, shapes and micro-batches are measured; memory counts from the next one on."""
 
 
 def run_rank(place: Place, payload: Payload, report: Report) -> None:
@@ -76,6 +78,8 @@ class _Job:
     rank, frozen, stages, replicas = 0, 0, 1, 1
     """The replica of this rank, frozen blocks, and the shape."""
     cache: ActivationCache | None = None
+    offer = ""
+    """What was decided about the stages after the last freeze."""
 
     def step(self, step: int) -> Tensor:
         """Train on one global batch; returns a loss, which is the last work that was issued."""
@@ -175,7 +179,7 @@ class _Piped(_Job):
         return loss
 
     def end_epoch(self, epoch: int, train_s: float) -> dict[str, Any] | None:
-        """Freeze; with `dp` use fewer stages and more replicas if that pays, with `pipe` balance the stages."""
+        """Freeze; with `pipe` balance the stages, and with `dp` use fewer of them and more replicas, if that pays."""
         if self._freezer is None or (epoch + 1) % self.options.freeze_every:
             return None
         began, before = time.perf_counter(), self._pipe.layout
@@ -183,16 +187,15 @@ class _Piped(_Job):
         self.frozen = self._freezer.end_epoch()
         if self.frozen == was or not self.way.pipe:
             return None
-        offer = None
-        if self.way.dp:
-            left = (self.options.epochs - epoch - 1) * self.sampler.batches
-            offer = self._pipe.reshape_if_it_pays(steps_left=left, step_s=train_s / self.sampler.batches)
-        self._pipe.reshape(stages=self._pipe.shape.stages)
+        left = (self.options.epochs - epoch - 1) * self.sampler.batches
+        step_s = train_s / self.sampler.batches
+        offer = self._pipe.reshape_if_it_pays(steps_left=left, step_s=step_s, fewer=self.way.dp)
+        self.offer = "" if offer is None else str(offer)
         if self._pipe.layout == before:
             return None
         self._follow_shape()
         made = {"epoch": epoch + 1, "frozen": self.frozen, "from": str(before.shape), "to": str(self._pipe.shape)}
-        return made | {"cost_s": time.perf_counter() - began, "decision": "" if offer is None else str(offer)}
+        return made | {"cost_s": time.perf_counter() - began, "decision": self.offer}
 
     def correct(self, batch: tuple[Tensor, ...]) -> tuple[float, int]:
         """Score with the pipeline; every replica has its part."""
@@ -219,6 +222,8 @@ def _train(job: _Job, report: Report) -> dict[str, Any]:
         with timed(job.device) as took:
             for step in range(epoch * job.sampler.batches, (epoch + 1) * job.sampler.batches):
                 loss = job.step(step)
+                if step == _SET_UP:
+                    job.memory.restart()
         row |= {"train_s": took[0], "loss": float(loss), "accuracy": _accuracy(job)}
         if job.cache is not None:
             row["cache"] = {**vars(job.cache.stats), "why_off": job.cache.why_off}
@@ -228,7 +233,7 @@ def _train(job: _Job, report: Report) -> dict[str, Any]:
             if made is not None:
                 reshapes.append(made | {"at_s": seconds + took[0]})
             seconds += change[0]
-            row["change_s"] = change[0]
+            row |= {"change_s": change[0], "offer": job.offer}
         seconds += took[0]
         row["seconds"] = seconds
         epochs.append(row)

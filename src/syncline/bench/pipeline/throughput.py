@@ -92,6 +92,7 @@ def _measure(cell: Cell, options: Options, steps: int, device: torch.device) -> 
 
     for _ in range(_WARM_UP):
         step()
+    memory.restart()
     with timed(device) as took:
         for _ in range(steps):
             step()

@@ -13,7 +13,7 @@ from syncline.stats import mean_or_zero, median_or_zero
 from syncline.trace.analysis.steps import Prepared
 from syncline.trace.analysis.timeline import BLOCKED_PHASES
 from syncline.trace.merge.exchanges import Exchange, Member
-from syncline.trace.span import PHASES, POINT_TO_POINT, rank_list
+from syncline.trace.span import BLOCKED, PHASES, POINT_TO_POINT, STAGES, rank_list
 
 SHARE = 0.65
 """A straggler has at least this share of all waits; with less, ranks wait for one another in turn."""
@@ -234,6 +234,9 @@ def pipeline_waits(trace: Prepared, steps: Sequence[int]) -> list[float]:
     for exchange in trace.exchanges:
         if exchange.name == POINT_TO_POINT and exchange.step in found:
             found[exchange.step] += sum(trace.exposed_ns(member.wait) for member in exchange.members)
+    for span in (span for rank in trace.ranks for span in trace.spans[rank]):
+        if (span.name, span.unit) == (BLOCKED, STAGES) and span.step in found:
+            found[span.step] += span.end - span.start
     return [ns / 1e6 / len(trace.ranks) for ns in found.values()]
 
 

@@ -117,9 +117,9 @@ class Recorder:
     def _group(self, lane: str, given: str | None) -> str:
         return given if given is not None else self.engine_group if lane == "exchange" else ""
 
-    def add_blocked(self, start: Mark, end: Mark) -> None:
+    def add_blocked(self, start: Mark, end: Mark, *, unit: str = "") -> None:
         """The training thread (on CUDA: its stream) was blocked, so it did no forward, backward or data work."""
-        self.add("wait", BLOCKED, start, end)
+        self.add("wait", BLOCKED, start, end, unit=unit)
 
     def add_issuing(self, start: Mark) -> None:
         """The training thread has packed, started or unpacked a message since `start`, a mark of the lane `wait`.

@@ -170,10 +170,13 @@ class Loop:
         with recorder.span("data"):
             epoch, samples = self.sampler(step, part)
             batch = self._batch(epoch, samples)
+            view = epoch if self._varies else 0
+            if (step + 1) % self.steps:
+                self.synchronisers[0].prefetch(lambda: self.sampler(step + 1, part)[1], view=view)
         losses = []
         for synchroniser, optimizer in zip(self.synchronisers, self.optimizers, strict=True):
             optimizer.zero_grad(set_to_none=True)
-            loss = synchroniser.forward(batch, samples=samples, view=epoch if self._varies else 0)
+            loss = synchroniser.forward(batch, samples=samples, view=view)
             synchroniser.backward(loss)
             synchroniser.synchronise()
             with recorder.span("update"):

@@ -101,7 +101,11 @@ def run_rank(
             train.pipe,
             train.dp,
             train.cache,
+            train.cache_disk,
+            train.cache_gpu,
             samples=len(workload.train),
+            epochs=train.epochs,
+            node=place.node,
             example=lambda: tuple(t.to(device) for t in workload.train.batch(some)),
         )
         context = Context(rank=rank, workers=run.workers, recorder=recorder, group=group, shrink=shrink)
@@ -155,7 +159,7 @@ def run_rank(
             theory=strategy.traffic(shapes, element, rank=rank, workers=run.workers),
             spans_dropped=recorder.dropped,
             first_complete_step=recorder.first_complete_step,
-            notes=notes,
+            notes=[*notes, *outcome.pop("notes", [])],
             **outcome,
         )
 
@@ -215,6 +219,7 @@ def _train(
             "prediction_ms": predicted_ms(synchronisers),
             "peak_memory_bytes": memory.peak(),
             "train_accuracy": loop.train_accuracy(),
+            "notes": [note for synchroniser in synchronisers for note in synchroniser.notes()],
         }
 
 

@@ -82,8 +82,12 @@ def restructurings(spans: Sequence[Span], series: Sequence[float]) -> list[dict[
     for (step, kind, what), cost in sorted(found.items()):
         before, after = medians[at.index(step)], medians[at.index(step) + 1]
         saved = None if before is None or after is None else before - after
-        cost += 0.0 if after is None else max(0.0, _at(series, step + 1) - after)
-        payback = cost / saved if saved is not None and saved > 0 else None
+        # What comes together is paid back together, with the slow step behind it, which counts for the last of them.
+        slow = 0.0 if after is None else max(0.0, _at(series, step + 1) - after)
+        same = [key for key in found if key[0] == step]
+        together = slow + sum(found[key] for key in same)
+        cost += slow if (step, kind, what) == max(same) else 0.0
+        payback = together / saved if saved is not None and saved > 0 else None
         made.append(
             {"step": step, "kind": kind, "what": what, "cost_ms": cost, "saved_ms": saved, "payback_steps": payback}
         )

@@ -58,6 +58,8 @@ def _run_spec(config: Config, name: str, size: int, *, fixed: bool) -> RunSpec:
             )
     if train.pipe != 1 or train.cache:
         _check_pipeline(name, train, workers)
+    elif train.dp:
+        raise UsageError("--dp makes fewer stages while blocks freeze, and there are none: use --pipe 2 or more, or 0")
     if workers < 1:
         raise UsageError(f"'{name}' needs workers besides its {strategy.servers} aggregators: start more ranks")
     if not fixed and strategy.servers > MOST_RANKS - workers:

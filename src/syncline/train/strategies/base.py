@@ -33,8 +33,14 @@ class Shrink:
     """Stages at the start; 0: the first steps choose."""
     dp: bool = False
     cache: str = ""
+    cache_disk: str = ""
+    cache_gpu: str = ""
     samples: int = 0
     """Training samples, for the cache."""
+    epochs: int = 1
+    """Epochs of the run, for the cache: whether to store what can be read so often."""
+    node: int = 0
+    """The node of this rank: emulated nodes do not share a cache."""
     example: Callable[[], tuple[Tensor, ...]] | None = None
     """Makes a rank's share of a batch, to measure the stages' layers with."""
 
@@ -99,6 +105,13 @@ class Synchroniser:
         with self.recorder.span("forward"):
             loss: Tensor = self.module(*batch)
         return loss
+
+    def prefetch(self, coming: Callable[[], Tensor], *, view: int) -> None:
+        """Read what is kept of the samples of the next batch, whose numbers `coming` gives, beside this step."""
+
+    def notes(self) -> list[str]:
+        """Sentences for the results, at the end of the run."""
+        return []
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass, recorded."""

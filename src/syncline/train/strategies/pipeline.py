@@ -1,5 +1,6 @@
 """A phase's module as a pipeline of stages and replicas that shrinks while blocks freeze, with an activation cache."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,16 @@ class Piped(Synchroniser):
         self._cache: ActivationCache | None = None
         if shrink.cache:
             layers = [sublayer.module for sublayer in self._blocks.cut()]
+            disk, gpu = (parse_bytes(text) if text else 0 for text in (shrink.cache_disk, shrink.cache_gpu))
             self._cache = shared_cache(
-                layers, samples=shrink.samples, ram=parse_bytes(shrink.cache), group=context.group
+                layers,
+                group=context.group,
+                node=shrink.node,
+                samples=shrink.samples,
+                ram=parse_bytes(shrink.cache),
+                disk=disk,
+                gpu=gpu,
+                epochs=shrink.epochs,
             )
         times = measure_sublayers(self._blocks, shrink.example()) if shrink.pipe != 1 and shrink.example else None
         self.pipe = Pipeline(
@@ -64,6 +73,19 @@ class Piped(Synchroniser):
             self._freezer.before_forward(batch)
         return self.pipe.train_batch(batch, ids=samples, view=view)
 
+    def prefetch(self, coming: Callable[[], Tensor], *, view: int) -> None:
+        if self._cache is not None:
+            self._cache.prefetch(coming(), view)
+
+    def notes(self) -> list[str]:
+        if self._cache is None:
+            return []
+        stats, off = self._cache.stats, self._cache.why_off
+        asked = stats.hits + stats.continued + stats.misses
+        read = f"gave rank {self.context.rank} {stats.hits} of {asked} activations" if asked else "was not asked"
+        held = (stats.gpu_bytes + stats.ram_bytes + stats.disk_bytes) / 1e6
+        return [f"the cache {read} and holds {held:.3g} MB" + (f"; it is off: {off}" if off else "")]
+
     def backward(self, loss: Tensor) -> None:
         pass
 
@@ -76,9 +98,9 @@ class Piped(Synchroniser):
         if not steps_left or self._blocks.frozen() == self._followed:
             return
         self._followed = self._blocks.frozen()
-        if self._dp:
-            self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s, checkpoint=save)
-        self.pipe.reshape(stages=self.pipe.shape.stages, checkpoint=save)
+        offer = self.pipe.reshape_if_it_pays(steps_left=steps_left, step_s=step_s, fewer=self._dp, checkpoint=save)
+        if offer is not None and self.context.rank == 0:
+            print(f"syncline: {offer}", file=sys.stderr)
 
     def synchronised_bytes(self) -> int:
         if self.pipe.shape.replicas == 1:
