@@ -14,6 +14,7 @@ MODELS = {
     "bert(size=tiny)": (2, 6),
     "bert(size=tiny, head=qa, layers=3)": (3, 8),
     "transformer(size=tiny, task=lm)": (2, 7),
+    "gpt2(size=tiny)": (2, 7),
 }
 
 

@@ -85,6 +85,53 @@ def test_gradients_of_every_schedule_are_those_of_one_process():
     assert max(frozen_stages) >= 1, "whole stages are frozen in some cases"
 
 
+def _across_a_reshape(rank, world, changes):
+    found = []
+    for schedule, before, frozen, after in changes:
+        model, data = workload(VIT)
+        batch = batch_of(data, torch.arange(8))
+        whole, rest = (reference(copy.deepcopy(model), batch, blocks) for blocks in (0, frozen))
+        pipe = Pipeline(Blocks.of(model), torch.optim.SGD(model.parameters(), lr=0.1), stages=before, schedule=schedule)
+        try:
+            first = gradients_match(pipe, whole, data, 0, 8)[0]
+            freeze(pipe.blocks, frozen)
+            pipe.reshape(stages=after)
+            found.append(max(first, gradients_match(pipe, rest, data, frozen, 8)[0]))
+        finally:
+            pipe.close()
+    return found
+
+
+def test_gradients_before_and_after_a_reshape_are_those_of_one_process():
+    changes = [("1f1b", 4, 2, 2), ("gpipe", 4, 3, 1), ("1f1b", 1, 1, 4), ("interleaved", 2, 2, 1)]
+    for found in run_ranks(_across_a_reshape, 4, changes):
+        assert max(found) < 1e-12
+
+
+def _automatic(rank, world, compress):
+    torch.manual_seed(0)
+    model, data = workload(VIT)
+    pipe = Pipeline(
+        Blocks.of(model), torch.optim.SGD(model.parameters(), lr=0.05), stages=2, compress=compress, plan_cache=False
+    )
+    losses = []
+    for step in range(12):
+        indices = torch.arange(8) + 8 * (step % 4)
+        losses.append(float(pipe.train_batch(batch_of(data, indices[list(pipe.share(8))]), total=8)))
+        pipe.optimizer.step()
+        pipe.optimizer.zero_grad()
+    planned = None if pipe.sync.auto is None else pipe.sync.auto.planned_at
+    pipe.close()
+    return losses, planned
+
+
+def test_gradients_of_replicas_may_be_compressed_by_auto():
+    dense, automatic = (run_ranks(_automatic, 4, compress) for compress in (None, "auto"))
+    assert {tuple(losses) for losses, _ in automatic} == {tuple(automatic[0][0])}, "all ranks have the same loss"
+    assert automatic[0][0] == pytest.approx(dense[0][0], rel=0.02)
+    assert all(planned for _, planned in automatic), "a plan was found"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 2), (8, 4), (16, 4)])
 @pytest.mark.parametrize("spec", [VIT, BERT, LM])

@@ -56,8 +56,8 @@ class Blocks:
         name, found = _named_list(model, path) if path is not None else _longest_list(model)
         if not found:
             raise UsageError(
-                f"{type(model).__name__} has no list of equal blocks: name it, such as path='encoder.layers', or give"
-                " the model a method split()"
+                f"{type(model).__name__} has no list of equal blocks: name it, such as path='encoder.layers' (in a"
+                " freeze policy: blocks=encoder.layers), or give the model a method split()"
             )
         ids = {id(p) for block in found for p in block.parameters()}
         before = _modules_before(model, name, ids)

@@ -189,14 +189,25 @@ def _spent(row: Row, results: Results) -> str:
     if compute >= 0.5 or compute > most:
         text = f"{percent(compute)} of it is forward and backward"
         return (
-            f"{text}, {percent(most)} {PART_NAMES[overhead]}{_detail(overhead, row, results)}" if most >= 0.05 else text
+            f"{text}, {percent(most)} {_name(overhead, results)}{_detail(overhead, row, results)}"
+            if most >= 0.05
+            else text
         )
-    return f"{percent(most)} of it is {PART_NAMES[overhead]}{_detail(overhead, row, results)}"
+    return f"{percent(most)} of it is {_name(overhead, results)}{_detail(overhead, row, results)}"
+
+
+def _name(part: str, results: Results) -> str:
+    return "waiting for the other stages of its pipeline" if part == "wait" and _piped(results) else PART_NAMES[part]
+
+
+def _piped(results: Results) -> bool:
+    """Whether models were cut into stages, which wait for one another even if none is late."""
+    return bool(results.get("config", {}).get("train", {}).get("pipe", 1) != 1)
 
 
 def _detail(part: str, row: Row, results: Results) -> str:
     """The evidence behind one overhead."""
-    if part == "wait" and row.late_rank is not None and row.waited_ms:
+    if part == "wait" and row.late_rank is not None and row.waited_ms and not _piped(results):
         return f" (rank {row.late_rank} is the late one, by up to {duration(row.waited_ms)})"
     moved = finite(row.run.get("wire_bytes_per_step"))
     if part != "exposed_exchange" or not moved:

@@ -180,6 +180,7 @@ class _Piped(_Job):
 
     def end_epoch(self, epoch: int, train_s: float) -> dict[str, Any] | None:
         """Freeze; with `pipe` balance the stages, and with `dp` use fewer of them and more replicas, if that pays."""
+        self.offer = ""
         if self._freezer is None or (epoch + 1) % self.options.freeze_every:
             return None
         began, before = time.perf_counter(), self._pipe.layout

@@ -1,12 +1,14 @@
 """GPT-2: a pre-norm decoder with learned positions, and the word embedding as output weights."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from syncline.errors import UsageError
+from syncline.pipeline.blocks import Part, Split
 from syncline.train.data.base import Data, Need
 from syncline.train.models.attention import AttentionSublayer, FeedForwardSublayer
 from syncline.train.models.base import MODELS, Blueprint, Built, Task, choose, one_phase, token_accuracy
@@ -49,19 +51,38 @@ class Gpt2(Task):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of every word at every place."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.dropout(self.words(tokens) + self.positions(place))
+        x = self._embed(tokens)
         for layer in self.layers:
             x = layer(x, causal=True) if isinstance(layer, AttentionSublayer) else layer(x)
-        return F.linear(self.norm(x), self.words.weight)
+        return self._score(self.norm(x))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        x: Tensor = self.dropout(self.words(tokens) + self.positions(place))
+        return x
+
+    def _score(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.words.weight)
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
         """The mean cross-entropy of the next tokens."""
-        return F.cross_entropy(self.logits(tokens).flatten(0, 1), following.flatten())
+        return _loss(self.logits(tokens), following)
 
     def correct(self, tokens: Tensor, following: Tensor) -> tuple[Tensor, int]:
         """Next tokens guessed."""
         return token_accuracy(self.logits(tokens), following, ignore=_UNKNOWN)
+
+    def split(self) -> Split:
+        """Embedding, attention and MLP of each layer, norm, and the scores: these share the embedding's weights."""
+        embedding = Part(self._embed, self.words, self.positions, self.dropout)
+        pairs = zip(self.layers[::2], self.layers[1::2], strict=True)
+        blocks = [(Part(partial(attention, causal=True), attention), mlp) for attention, mlp in pairs]
+        correct = partial(token_accuracy, ignore=_UNKNOWN)
+        return Split([embedding], blocks, [self.norm, Part(self._score, self.words)], loss=_loss, correct=correct)
+
+
+def _loss(scores: Tensor, following: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
 @MODELS.register("gpt2")

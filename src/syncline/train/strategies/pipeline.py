@@ -119,7 +119,10 @@ class Piped(Synchroniser):
         # had not chosen its shape yet tries shapes again.
         trying = self.pipe.trying_shapes and state.get("trying_shapes")
         if stages and not trying and stages != self.pipe.shape.stages and self.context.workers % stages == 0:
+            recorder = self.context.recorder
+            recorder.enabled, enabled = False, recorder.enabled  # it is no part of the training
             self.pipe.reshape(stages=stages)
+            recorder.enabled = enabled
         self.pipe.load_state_dict(state)
 
     def finish(self) -> None:
