@@ -13,7 +13,7 @@ from typing import Any
 
 from syncline.bench.overhead import startup
 from syncline.bench.overhead.rank import run_rank
-from syncline.bench.overhead.rows import against_rival, row
+from syncline.bench.overhead.rows import against_rival, rivals_of, row
 from syncline.bench.ranks import Progress, busy_warnings, default_options, ranks_started, result_of
 from syncline.bench.training import Options
 from syncline.errors import UsageError
@@ -122,19 +122,22 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
     ways = (*DDP, *cell.ours)
     if cell.bandwidth and cell.model == WIDE:
         ways = tuple(way for way in ways if "bucket_mb=100" not in way)  # never the best there, and slow
-    records: list[dict[str, Any]] = []
+    # A job has one engine, so each of ours has ranks of its own, beside its rivals alone. `ddp` is in all ratios.
+    beside = {ours: tuple(dict.fromkeys(["ddp", *rivals_of(ours, ways), ours])) for ours in cell.ours}
+    records: dict[str, list[dict[str, Any]]] = {ours: [] for ours in cell.ours}
     plans: dict[str, list[Any]] = {way: [] for way in ways}
     busy_before = []
     for start in range(cell.starts):
-        first = start * len(ways) // cell.starts
-        order = (*ways[first:], *ways[:first])  # the place among the ways must not matter either
-        with ranks_started(run_rank, _options(cell, order), progress) as (found, _, busy):
-            records += found
-            busy_before.append(busy)
-            for way in ways:
-                plans[way].append(found[0]["ways"][way]["plan"])
-    rows = [{**row(name, records), "plans": plans[name]} for name in ways]
-    against = [against_rival(name, records) for name in cell.ours]
+        for ours, group in beside.items():
+            first = start * len(group) // cell.starts
+            order = (*group[first:], *group[:first])  # the place among the ways must not matter either
+            with ranks_started(run_rank, _options(cell, order), progress) as (found, _, busy):
+                records[ours] += found
+                busy_before.append(busy)
+                plans[ours].append(found[0]["ways"][ours]["plan"])
+    with_way = {way: next(ours for ours in cell.ours if way in beside[ours]) for way in ways}
+    rows = [{**row(name, records[ours]), "plans": plans[name]} for name, ours in with_way.items()]
+    against = [against_rival(name, records[name]) for name in cell.ours]
     # Later starts see the end of the one before as load.
     return {"busy_before": round(busy_before[0], 3), "starts": cell.starts, "rows": rows, "against": against}
 
