@@ -54,7 +54,7 @@ def cells(ranks: int, batches: tuple[int, ...]) -> list[Cell]:
 def run_cells(
     place: Place, payload: tuple[RankOptions, str, str, Options, tuple[Cell, ...], int], report: Report
 ) -> list[dict[str, Any]]:
-    """Measure all cells on one rank; a cell that does not fit into the GPU's memory has no figures."""
+    """Measure all cells on one rank."""
     ranks, store, _, options, wanted, steps = payload
     with joined(ranks, place, store) as device:
         made = []
