@@ -6,33 +6,14 @@ from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, frozen_sublayers, lay_out, parameter_counts
 from syncline.pipeline.mesh import Shape
 from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
-from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
+from syncline.pipeline.reshape import Offer, ReshapeCosts, largest_stage, smallest_shape
 from syncline.pipeline.schedule import find_schedule
 from syncline.sim import Network
 
-_FIRST_SHAPE_S, _FIRST_BALANCE_S = 2.0, 0.5
-"""Assumed cost of the first change of shape, with new groups and a new engine, and of the first new balance."""
 _MOST_STAGES = 8
 """Of shapes to try at the start: simulations of deeper pipelines take seconds."""
 _WORTH_A_TRIAL = 1.5
 """Ranks that share cores or a GPU, and hidden exchanges, make predictions wrong by about as much."""
-
-
-class ReshapeCosts:
-    """Seconds of the last change of the stages of each kind; before there was one, an assumption."""
-
-    def __init__(self, start_s: float) -> None:
-        """`start_s`: seconds of the start, which makes groups and engines as a change of shape does."""
-        self._assumed = {True: max(_FIRST_SHAPE_S, start_s), False: _FIRST_BALANCE_S}
-        self._measured: dict[bool, float] = {}
-
-    def of(self, *, changes_shape: bool) -> tuple[float, bool]:
-        """The seconds, and whether they are assumed; without `changes_shape`, of a new balance of the stages."""
-        return self._measured.get(changes_shape, self._assumed[changes_shape]), changes_shape not in self._measured
-
-    def measured(self, seconds: float, *, changes_shape: bool) -> None:
-        """There was a change that took so long."""
-        self._measured[changes_shape] = seconds
 
 
 class LayoutChoice:
@@ -87,7 +68,7 @@ class LayoutChoice:
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
 
     def offer(
-        self, now: Layout, *, step_s: float, costs: "ReshapeCosts", steps_left: int, fewer: bool = True
+        self, now: Layout, *, step_s: float, costs: ReshapeCosts, steps_left: int, fewer: bool = True
     ) -> Offer | None:
         """The change of the stages that gains most, or that is needed; None if there is nothing to change.
 

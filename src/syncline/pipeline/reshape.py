@@ -6,6 +6,26 @@ from dataclasses import dataclass
 from syncline.pipeline.mesh import Shape
 from syncline.pipeline.partition import Stages, balanced, largest, stages_that_fit
 
+_FIRST_SHAPE_S, _FIRST_BALANCE_S = 2.0, 0.5
+"""Assumed cost of the first change of shape, with new groups and a new engine, and of the first new balance."""
+
+
+class ReshapeCosts:
+    """Seconds of the last change of the stages of each kind; before there was one, an assumption."""
+
+    def __init__(self, start_s: float) -> None:
+        """`start_s`: seconds of the start, which makes groups and engines as a change of shape does."""
+        self._assumed = {True: max(_FIRST_SHAPE_S, start_s), False: _FIRST_BALANCE_S}
+        self._measured: dict[bool, float] = {}
+
+    def of(self, *, changes_shape: bool) -> tuple[float, bool]:
+        """The seconds, and whether they are assumed; without `changes_shape`, of a new balance of the stages."""
+        return self._measured.get(changes_shape, self._assumed[changes_shape]), changes_shape not in self._measured
+
+    def measured(self, seconds: float, *, changes_shape: bool) -> None:
+        """There was a change that took so long."""
+        self._measured[changes_shape] = seconds
+
 
 @dataclass(frozen=True)
 class Offer:

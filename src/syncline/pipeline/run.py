@@ -18,14 +18,14 @@ from syncline.errors import UsageError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.checkpoint import random_state, read_checkpoint, set_random_state, write_checkpoint
 from syncline.pipeline.layout import Layout, tensors_of
-from syncline.pipeline.layout_choice import LayoutChoice, ReshapeCosts
+from syncline.pipeline.layout_choice import LayoutChoice
 from syncline.pipeline.mesh import Shape, share
 from syncline.pipeline.micro_batch_choice import MicroBatchChoice
 from syncline.pipeline.peers import PipelinePeers
 from syncline.pipeline.predict import SublayerTime
 from syncline.pipeline.rank_clock import RankClock
 from syncline.pipeline.rank_stages import RankStages
-from syncline.pipeline.reshape import Offer
+from syncline.pipeline.reshape import Offer, ReshapeCosts
 from syncline.pipeline.shape_trial import ShapeTrial
 from syncline.pipeline.stage import Prefix
 from syncline.sim import Network
