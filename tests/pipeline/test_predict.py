@@ -8,14 +8,16 @@ from syncline.errors import UsageError
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout
 from syncline.pipeline.layout_choice import LayoutChoice
-from syncline.pipeline.measure import measure_sublayers
+from syncline.pipeline.measure import measure_sublayers, wire_of
 from syncline.pipeline.mesh import Shape, share
 from syncline.pipeline.micro_batches import split
 from syncline.pipeline.partition import balanced
 from syncline.pipeline.predict import (
+    DENSE,
     StageTime,
     SublayerTime,
     Time,
+    Wire,
     best_micro_batches,
     costs_of,
     makespan,
@@ -72,6 +74,25 @@ def test_the_exchange_of_replicas_is_part_of_the_step():
     assert costs_of(times, frozen=1, rows=2) == [2.0, 6.0, 6.0, 6.0]
 
 
+def test_a_codec_sends_less_and_without_stages_the_backward_pass_hides_it():
+    times = [SublayerTime(Time(0.0, 1.0), Time(0.0, 2.0), gradient_bytes=1000)] * 4
+    network = Network(latency=0.0, bytes_per_s=100.0)
+
+    def step(stages, wire):
+        shape = layout(4, stages, 2)
+        return predict_step(times, shape, frozen=0, samples=8, micro_batches=stages, network=network, wire=wire)
+
+    dense, half = DENSE, Wire("allreduce", 0.5)
+    assert step(2, dense) - step(2, half) == pytest.approx(10.0), "half of 2000 bytes"
+    assert step(1, dense) == pytest.approx(16 + 40), "4000 bytes take longer than the backward pass"
+    assert step(1, Wire("allreduce", 0.1)) == pytest.approx(16 + 32), "these do not"
+    matrix, vector = torch.empty(100, 100), torch.empty(100)
+    assert wire_of([matrix, vector], None) == dense
+    assert wire_of([matrix, vector], "auto") == wire_of([matrix, vector], "bf16") == half
+    assert 0.02 < wire_of([matrix, vector], "powersgd(rank=1)").share < 0.04
+    assert wire_of([matrix, vector], "int8").exchange != "allreduce", "its values are not sums"
+
+
 def test_a_reshape_is_taken_if_the_rest_of_the_run_pays_for_it():
     offer = Offer(Shape(4, 1), Shape(2, 2), step_s=1.0, new_step_s=0.5, cost_s=10.0, steps_left=19)
     assert not offer.pays
@@ -126,7 +147,9 @@ def test_shapes_worth_a_trial_are_one_stage_and_a_pipeline_that_is_not_much_slow
     def shapes(forward, gradient_bytes, *, schedule="1f1b", world=4, runs=lambda shape: True):
         times = [SublayerTime(Time(0.0, forward), Time(0.0, 2 * forward), gradient_bytes)] * count
         network = Network(latency=0.0, bytes_per_s=1e9)
-        choice = LayoutChoice(blocks, Shape(1, world), schedule=schedule, times=times, network=network, cached=False)
+        choice = LayoutChoice(
+            blocks, Shape(1, world), schedule=schedule, times=times, network=network, wire=DENSE, cached=False
+        )
         choice.samples = 64
         return [shape.stages for shape in choice.shapes_to_try(runs)]
 

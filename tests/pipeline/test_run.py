@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from pipelines import batch_of, freeze, reference, workload
 
 from ranks import run_ranks
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import frozen_sublayers
+from syncline.pipeline.measure import measure_network
 from syncline.pipeline.run import Pipeline
 from syncline.pipeline.schedule import SCHEDULES, Stage
 
@@ -130,6 +132,40 @@ def test_gradients_of_replicas_may_be_compressed_by_auto():
     assert {tuple(losses) for losses, _ in automatic} == {tuple(automatic[0][0])}, "all ranks have the same loss"
     assert automatic[0][0] == pytest.approx(dense[0][0], rel=0.02)
     assert all(planned for _, planned in automatic), "a plan was found"
+
+
+def _sent_while_frozen(rank, world):
+    model, data = workload(VIT)
+    pipe = Pipeline(Blocks.of(model), torch.optim.SGD(model.parameters(), lr=0.05), stages=2, compress="int8")
+    sent = []
+    for frozen in (0, 1, 0):
+        freeze(pipe.blocks, frozen)
+        pipe.train_batch(batch_of(data, torch.arange(4)), total=8)
+        pipe.optimizer.step()
+        pipe.optimizer.zero_grad()
+        pipe.sync.wait()
+        sent.append({slot.name for unit in pipe.sync.units for slot in unit.slots})
+    pipe.close()
+    return sent
+
+
+def test_frozen_parameters_of_a_stage_leave_the_plan_and_come_back():
+    (whole, fewer, again), (behind, same, _), *_ = run_ranks(_sent_while_frozen, 4)
+    assert fewer < whole, "of the first stage"
+    assert again == whole
+    assert same == behind, "the second stage trains on"
+
+
+def _links(rank, world):
+    network = measure_network(dist.group.WORLD, torch.device("cpu"))
+    return network.latency, network.bytes_per_s
+
+
+def test_the_network_is_measured_alike_on_all_ranks():
+    first, second = run_ranks(_links, 2)
+    assert first == second
+    assert first[1] > 1e6
+    assert first[0] < 0.1
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from syncline.errors import UsageError
 from syncline.results.file import load
 from syncline.trace import Span
 from syncline.train.config import Config, load_recipe, recipes
-from syncline.train.session.assemble import restructurings
+from syncline.train.session.assemble import restructurings, with_payback
 from syncline.train.session.local import run_local
 from syncline.train.session.runs import list_runs
 
@@ -82,6 +82,9 @@ def test_a_run_freezes_says_what_it_costs_and_resumes_with_the_same_state(tmp_pa
     with gzip.open(next((tmp_path / "whole").glob("runs/syncline/trace.json.gz")), "rt") as file:
         spans = [e for e in json.load(file)["traceEvents"] if e.get("name", "").startswith("freeze")]
     assert {event["pid"] for event in spans} >= {0, 1}
+    assert all(
+        f"{event['name']}".rpartition(", ")[2].startswith(("paid back after", "not paid back")) for event in spans
+    )
 
     # Stopped in the middle of the third epoch, by one epoch less and an older checkpoint.
     train(tmp_path / "cut", **{"train.epochs": 3, "train.checkpoint_every": 5})
@@ -150,6 +153,8 @@ def test_cost_and_payback_of_changes():
     )
     assert restructurings([span(0, 10, "freeze", 1)], series)[0]["saved_ms"] is None, "no step came after it"
     assert restructurings([], series) == []
+    units = [span.unit for span in with_payback(spans, [first, second])]
+    assert units == ["x, paid back after 4 steps"] * 2 + ["x, not paid back", "x"]
     together = restructurings([span(0, 3, "freeze", 1), span(0, 3, "reshape", 4)], [90, 10, 10, 10, 8, 8, 8])
     assert [(row["kind"], row["cost_ms"], row["saved_ms"]) for row in together] == [("freeze", 1, 2), ("reshape", 4, 2)]
 

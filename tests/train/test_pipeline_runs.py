@@ -32,6 +32,7 @@ def test_a_shrinking_pipeline_trains_like_a_single_process_and_resumes(tmp_path)
     trace = gzip.decompress(next((tmp_path / "whole").glob("runs/*/trace.json.gz")).read_bytes()).decode()
     assert f'"{STAGES}"' in trace, "waits for other stages are on the timeline"
     assert len(heard.lines) == 6
+    assert whole["wire"]["theory_bytes"] is None, "no formula has stages that change"
 
     train(tmp_path / "cut", **{**FREEZE, "train.epochs": 2}, **PIPELINE, **{"train.checkpoint_every": 6})
     checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000006"
@@ -40,6 +41,18 @@ def test_a_shrinking_pipeline_trains_like_a_single_process_and_resumes(tmp_path)
     resumed, _, _ = train(tmp_path, resume=checkpoint, **FREEZE, **PIPELINE, **{"train.checkpoint_every": 6})
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-5)
     assert [epoch["frozen"] for epoch in resumed["epochs"]] == [epoch["frozen"] for epoch in whole["epochs"]]
+
+
+def test_a_run_resumes_with_the_stages_that_are_asked_for(tmp_path):
+    settings = {"train.steps": 3, "train.checkpoint_every": 3, "train.model": "faulty:reshaped"}
+    train(tmp_path, **settings, **{"train.epochs": 1, "train.pipe": 2})
+    checkpoint = tmp_path / "checkpoints" / "step-00000003"
+    resumed, _, results = train(tmp_path, resume=checkpoint, **settings, **{"train.epochs": 2, "train.pipe": 1,
+                                                                            "train.cache": "1MB"})  # fmt: skip
+    single, _, _ = train(tmp_path / "single", **settings, **{"train.epochs": 2, "compare.strategies": ["single"]})
+    assert resumed["loss"] == pytest.approx(single["loss"], rel=1e-4)
+    assert resumed["synchronised_bytes"] > 0, "two replicas, not two stages"
+    assert any("used --pipe 2; the stages are now those of --pipe 1" in line for line in results["warnings"])
 
 
 def test_a_shape_that_the_first_steps_choose_trains_like_a_single_process(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.layout import Layout, frozen_sublayers, lay_out, parameter_counts
 from syncline.pipeline.mesh import Shape
-from syncline.pipeline.predict import SublayerTime, Time, best_micro_batches, costs_of
+from syncline.pipeline.predict import SublayerTime, Time, Wire, best_micro_batches, costs_of
 from syncline.pipeline.reshape import Offer, ReshapeCosts, largest_stage, smallest_shape
 from syncline.pipeline.schedule import find_schedule
 from syncline.sim import Network
@@ -27,12 +27,15 @@ class LayoutChoice:
         schedule: str,
         times: Sequence[SublayerTime] | None,
         network: Network | None,
+        wire: Wire,
         cached: bool,
     ) -> None:
-        """Make it while this rank holds the whole model. `cached`: the frozen sublayers of the first stage are read."""
+        """Make it while this rank holds the whole model. `cached`: the frozen sublayers of the first stage are read.
+
+        Without `times`, no `network` is needed: shapes are compared by the sizes of their stages.
+        """
         self._blocks, self._start, self._schedule, self._cached = blocks, start, schedule, cached
-        self._times = times
-        self._network = network or Network(latency=1e-4, bytes_per_s=1e9)
+        self._times, self._network, self._wire = times, network, wire
         self._sizes = parameter_counts(blocks)
         self._limit = largest_stage(self._sizes, start.stages)
         self._world = start.stages * start.replicas
@@ -53,13 +56,17 @@ class LayoutChoice:
 
     def predicted(self, layout: Layout) -> list[tuple[float, int]]:
         """(seconds, micro-batches) of simulated steps in a layout, the best first; by sizes without measured times."""
-        times = self._times or [SublayerTime(Time(0.0, c), Time(0.0, 2.0 * c), 4 * c) for c in self._sizes]
+        times, network = self._times, self._network
+        if times is None or network is None:
+            times = [SublayerTime(Time(0.0, c), Time(0.0, 2.0 * c), 4 * c) for c in self._sizes]
+            network = Network(latency=0.0, bytes_per_s=1e30)
         return best_micro_batches(
             times,
             layout,
             frozen=frozen_sublayers(self._blocks),
             samples=max(self.samples, self._world),
-            network=self._network if self._times else Network(latency=0.0, bytes_per_s=1e30),
+            network=network,
+            wire=self._wire,
             cached=self._cached,
         )
 

@@ -1,14 +1,24 @@
-"""Measure the sublayers of a model: seconds of both passes by rows, and the bytes of gradients and outputs."""
+"""What predictions of a pipeline need: seconds and bytes of the sublayers, the network, and bytes of a codec."""
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from syncline import codecs, exchange
 from syncline.engine.tuning.device_clock import DeviceClock
+from syncline.engine.tuning.probe_link import link_samples
 from syncline.pipeline.blocks import Blocks, as_values
-from syncline.pipeline.predict import SublayerTime, Time
+from syncline.pipeline.mesh import message_device
+from syncline.pipeline.predict import DENSE, SublayerTime, Time, Wire
+from syncline.plan.auto_spec import parse_auto
+from syncline.sim import Network, fit
+
+_SURE = "bf16"
+"""What `compress="auto"` can send on every job."""
 
 
 def measure_sublayers(blocks: Blocks, batch: Sequence[Tensor], *, repeats: int = 3) -> list[SublayerTime]:
@@ -25,6 +35,28 @@ def measure_sublayers(blocks: Blocks, batch: Sequence[Tensor], *, repeats: int =
     for (f1, b1, gradient, output), (f0, b0, _, _) in zip(large, small, strict=True):
         out.append(SublayerTime(_line(f0, f1, few, rows), _line(b0, b1, few, rows), gradient, output / rows))
     return out
+
+
+def measure_network(group: dist.ProcessGroup, device: torch.device) -> Network:
+    """Latency and bandwidth of sums over a group, whose ranks all call it; the same on each of them."""
+    ranks, on = dist.get_world_size(group), message_device(device, group)
+    samples = torch.tensor(link_samples(exchange.Link("allreduce", group), on, ranks=ranks), dtype=torch.float64)
+    samples = samples.to(on)
+    dist.all_reduce(samples, group=group)
+    # A rank sends 2 (N - 1) / N bytes for each byte that is summed.
+    sums = [(sent / (2 * (ranks - 1)), seconds / ranks) for sent, seconds in samples.tolist()]
+    return fit(sums, exchange="allreduce", nodes=ranks)
+
+
+def wire_of(parameters: Sequence[Tensor], compress: Any) -> Wire:
+    """How gradients of these parameters are exchanged by a codec; `auto` sends as many bytes as BF16 or fewer."""
+    if compress is None:
+        return DENSE
+    codec = codecs.build(_SURE if parse_auto(str(compress)) else compress)
+    values = sum(p.numel() for p in parameters)
+    shapes = [tuple(p.shape) for p in parameters] if codec.view == "matrix" else [(values,)]
+    sent = sum(codec.wire_bytes(shape) for shape in shapes)
+    return Wire(exchange.legal(codec)[0], sent / (4 * max(1, values)))
 
 
 def blocks_device(blocks: Blocks) -> torch.device:

@@ -31,6 +31,17 @@ class SublayerTime:
     output_bytes_per_row: float = 0.0
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How replicas exchange gradients: the exchange, and the bytes it sends per byte of a gradient."""
+
+    exchange: str
+    share: float
+
+
+DENSE = Wire("allreduce", 1.0)
+
+
 def costs_of(times: Sequence[SublayerTime], *, frozen: int, rows: float) -> list[float]:
     """The cost of each sublayer for the partition: a frozen one has no backward pass."""
     return [t.forward.of(rows) + (t.backward.of(rows) if at >= frozen else 0.0) for at, t in enumerate(times)]
@@ -44,11 +55,13 @@ def predict_step(
     samples: int,
     micro_batches: int,
     network: Network,
+    wire: Wire = DENSE,
     cached: bool = False,
 ) -> float:
     """Seconds of a step: `samples` of the global batch are divided among replicas and micro-batches.
 
-    `cached`: the frozen sublayers of the first stage cost nothing.
+    `cached`: the frozen sublayers of the first stage cost nothing. Without stages, gradients are sent while the rest of
+    the backward pass runs.
     """
     rows = samples / layout.shape.replicas / micro_batches
     stages = []
@@ -61,16 +74,16 @@ def predict_step(
         )
         stages.append(StageTime(forward, backward, message))
     positions = [layout.position(stage) for stage in range(len(layout.stages))]
-    alone = layout.shape.stages == 1
-    passes = (
-        micro_batches * (stages[0].forward + stages[0].backward)
-        if alone
-        else makespan(stages, positions, micro_batches, schedule=layout.schedule, frozen=layout.frozen_stages(frozen))
-    )
-    return passes + exchange_seconds(times, layout, frozen=frozen, network=network)
+    exchange = exchange_seconds(times, layout, frozen=frozen, network=network, wire=wire)
+    if layout.shape.stages == 1:
+        return micro_batches * stages[0].forward + max(micro_batches * stages[0].backward, exchange)
+    ends = layout.frozen_stages(frozen)
+    return makespan(stages, positions, micro_batches, schedule=layout.schedule, frozen=ends) + exchange
 
 
-def exchange_seconds(times: Sequence[SublayerTime], layout: Layout, *, frozen: int, network: Network) -> float:
+def exchange_seconds(
+    times: Sequence[SublayerTime], layout: Layout, *, frozen: int, network: Network, wire: Wire = DENSE
+) -> float:
     """Seconds to average the gradients of the largest position over the replicas."""
     if layout.shape.replicas == 1:
         return 0.0
@@ -78,8 +91,8 @@ def exchange_seconds(times: Sequence[SublayerTime], layout: Layout, *, frozen: i
         sum(times[at].gradient_bytes for at in layout.sublayers_at(position) if at >= frozen)
         for position in range(layout.shape.stages)
     ]
-    transfer = network.transfer("allreduce", max(sizes), layout.shape.replicas)
-    return network.launch + transfer.latency + transfer.wire
+    size = max(sizes)
+    return network.launch + network.seconds(wire.exchange, size * wire.share, layout.shape.replicas, plain=size)
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,7 @@ def best_micro_batches(
     frozen: int,
     samples: int,
     network: Network,
+    wire: Wire = DENSE,
     most: int = 8,
     cached: bool = False,
 ) -> list[tuple[float, int]]:
@@ -180,7 +194,8 @@ def best_micro_batches(
         except UsageError:
             continue
         step = predict_step(
-            times, layout, frozen=frozen, samples=samples, micro_batches=number, network=network, cached=cached
-        )
+            times, layout,
+            frozen=frozen, samples=samples, micro_batches=number, network=network, wire=wire, cached=cached,
+        )  # fmt: skip
         found.append((step, number))
     return sorted(found)

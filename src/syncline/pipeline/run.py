@@ -19,6 +19,7 @@ from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.checkpoint import random_state, read_checkpoint, set_random_state, write_checkpoint
 from syncline.pipeline.layout import Layout, tensors_of
 from syncline.pipeline.layout_choice import LayoutChoice
+from syncline.pipeline.measure import measure_network, wire_of
 from syncline.pipeline.mesh import Shape, share
 from syncline.pipeline.micro_batch_choice import MicroBatchChoice
 from syncline.pipeline.peers import PipelinePeers
@@ -83,7 +84,7 @@ class Pipeline:
             prefix: Supplies the activations behind the frozen sublayers of the first stage (a cache).
             times: Measured times of the sublayers (`measure_sublayers`, before the model is cut); stages and reshapes
                 are then chosen by them. None: by the sublayers' parameters.
-            network: Latency and bandwidth between the ranks, for predictions.
+            network: Latency and bandwidth between the ranks, for predictions. None: measured here if there are `times`.
             timeout: Seconds after which a silent peer is an error. None: the process group's.
             recorder: Receives spans. None: the process's recorder.
             exchange: Options of `syncline.attach` for the gradients of replicas, such as `compress="powersgd(rank=4)"`.
@@ -114,9 +115,13 @@ class Pipeline:
                 Groups(world, seconds).broadcast(list(tensors_of(blocks).values()), group=world)
             known = [times]
             dist.broadcast_object_list(known, src=0)  # every rank measured its own, and all must decide alike
+            if network is None and known[0] is not None and self._world > 1:
+                network = measure_network(world, self.device)
+            wire = wire_of(list(blocks.model.parameters()), exchange.get("compress"))
             self._choice = LayoutChoice(
-                blocks, shape, schedule=schedule, times=known[0], network=network, cached=prefix is not None
-            )
+                blocks, shape,
+                schedule=schedule, times=known[0], network=network, wire=wire, cached=prefix is not None,
+            )  # fmt: skip
             layout = self._choice.lay_out(shape)
             self._stages = RankStages(
                 blocks, optimizer, layout, prefix=prefix, recorder=self.recorder, timeout=seconds, options=exchange

@@ -67,7 +67,7 @@ def changes(spans: Sequence[Span]) -> list[Change]:
         cost = costs[span.step, span.name, span.unit] + (slow if last else 0.0)
         together = slow + sum(ms for (step, _, _), ms in costs.items() if step == span.step)
         at = (span.start - origin) / 1e9
-        made.append(Change(span.name, span.unit, span.step, at, cost, before, after, together))
+        made.append(Change(span.name, span.unit.partition(",")[0], span.step, at, cost, before, after, together))
     return made
 
 

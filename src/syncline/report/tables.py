@@ -60,7 +60,8 @@ def _quartiles(row: Row) -> str:
 def _against_theory(row: Row) -> str:
     if row.wire_ratio is not None:
         return percent(row.wire_ratio)
-    return "formula" if row.run.get("wire_bytes_per_step") else NONE
+    computed = row.run.get("wire_bytes_per_step") and not row.run.get("wire", {}).get("measured")
+    return "formula" if computed else NONE
 
 
 _NAME: Columns = (("strategy", lambda row: row.label),)

@@ -57,7 +57,7 @@ class Options:
     compress: str = ""
     """The codec for the gradients of replicas; empty: none."""
     batch: int = 256
-    epochs: int = 12
+    epochs: int = 18
     test_samples: int = 4000
     """0: no accuracy, only speed."""
     gpu: int = 0

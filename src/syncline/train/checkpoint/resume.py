@@ -52,6 +52,11 @@ def choose(path: Path, config: Config, *, workers: int, damaged: Mapping[Path, s
             f"the steps before {step} ran on {head['workers']} ranks, now {workers}: their losses are the mean over the"
             " ranks, random generators are seeded again, and residuals are the mean of the old ranks'"
         )
+    pipe = head["train"].get("pipe", config.train.pipe)
+    if pipe != config.train.pipe:
+        warnings.append(
+            f"the steps before {step} used --pipe {pipe}; the stages are now those of --pipe {config.train.pipe}"
+        )
     return Resume(newest, step, tuple(warnings))
 
 

@@ -23,8 +23,10 @@ class RankRecord:
     startup_ms: dict[str, float]
     phases: int
     """Phases of the workload: optimizer steps per training step."""
-    synchronised_bytes: int
-    theory: Traffic
+    synchronised_bytes: float
+    """Bytes of the gradients that this rank averaged in a step, the mean of all."""
+    theory: Traffic | None
+    """The strategy's formula; None where there is none."""
     spans_dropped: int
     first_complete_step: int
     """The first step whose spans are all there."""

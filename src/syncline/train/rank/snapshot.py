@@ -95,6 +95,8 @@ class Snapshots:
             pipeline = head.get("pipelines", [{}] * (i + 1))[i]
             if loop.synchronisers[i].pipelined:
                 state = {"frozen": [], "stages": 0, "steps": step, **pipeline}
+                if head["train"].get("pipe") != loop.train.pipe:
+                    state["stages"] = 0  # the user asks for other stages than the run had
                 saved = {"model": head["parameters"][i], "optimizer": head["optimizers"][i]}
                 loop.synchronisers[i].load_whole_state({**state, **saved})
             else:

@@ -78,6 +78,7 @@ class StepLog:
         self._batch, self._phases, self._steps, self._log_every = batch, phases, steps, log_every
         self._live = LivePhases()
         self._pending: list[tuple[int, Tensor, int]] = []
+        self._added = self._synchronised = 0
 
     @contextmanager
     def open(self, *, append: bool) -> Iterator[TextIO]:
@@ -96,6 +97,13 @@ class StepLog:
     def add(self, step: int, loss: Tensor, synchronised_bytes: int) -> None:
         """A step was issued; it is written later, because its loss may still be computed on a GPU."""
         self._pending.append((step, loss, synchronised_bytes))
+        self._added += 1
+        self._synchronised += synchronised_bytes
+
+    @property
+    def synchronised_bytes(self) -> float:
+        """Bytes of the gradients that were averaged in a step, the mean of all: fewer train after a freeze."""
+        return self._synchronised / max(1, self._added)
 
     def write(self, file: TextIO, *, epoch: int, history: History) -> None:
         """Write all steps that were added into the open log at `path`; their events must have happened."""

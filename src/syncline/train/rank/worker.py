@@ -34,7 +34,7 @@ from syncline.train.rank.record import RankRecord
 from syncline.train.rank.snapshot import Snapshots
 from syncline.train.rank.step_log import Progress, StepLog
 from syncline.train.strategies import Context, load
-from syncline.train.strategies.base import Shrink, total_bytes
+from syncline.train.strategies.base import Shrink
 from syncline.train.strategies.syncline import keep_plans, predicted_ms
 from syncline.train.workload import Workload, build, load_optimizer
 
@@ -113,7 +113,6 @@ def run_rank(
         built = time.perf_counter_ns()
         shapes = [p.shape for parameters in trainable for p in parameters]
         element = max((p.element_size() for parameters in trainable for p in parameters), default=4)
-        synchronised_bytes = 0 if strategy.alone else total_bytes(shapes, element)
         steps = train.steps or len(workload.train) // train.batch
         if rank < run.workers:
             log = StepLog(
@@ -133,7 +132,10 @@ def run_rank(
             steps = train.epochs * steps - shift
             before = read_counters() if assignment.count_network and steps else None
             strategy.serve([phase.module for phase in workload.phases], context, steps=steps)
-            outcome = {"network": before and read_counters().per_step_since(before, steps=steps)}
+            outcome = {
+                "synchronised_bytes": 0.0,
+                "network": before and read_counters().per_step_since(before, steps=steps),
+            }
         part = Part(
             rank,
             [replace(span, step=span.step + shift) if shift else span for span in recorder.spans()],
@@ -155,8 +157,8 @@ def run_rank(
                 "build": (built - joined) / 1e6,
             },
             phases=len(workload.phases),
-            synchronised_bytes=synchronised_bytes,
-            theory=strategy.traffic(shapes, element, rank=rank, workers=run.workers),
+            # Stages send activations, and another share of the gradients after each reshape: no formula has that.
+            theory=None if shrink.needs_pipeline else strategy.traffic(shapes, element, rank=rank, workers=run.workers),
             spans_dropped=recorder.dropped,
             first_complete_step=recorder.first_complete_step,
             notes=[*notes, *outcome.pop("notes", [])],
@@ -215,6 +217,7 @@ def _train(
                 print(f"the plan is not kept: {error}", file=sys.stderr)
         return {
             "history": history,
+            "synchronised_bytes": log.synchronised_bytes,
             "network": network,
             "prediction_ms": predicted_ms(synchronisers),
             "peak_memory_bytes": memory.peak(),

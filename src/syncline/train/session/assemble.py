@@ -1,7 +1,9 @@
 """From the ranks' records to one row of `results.json`. Pure functions without I/O."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +14,7 @@ from syncline.trace import PHASES, Span, partition, shares
 from syncline.train.checkpoint.history import History, merge_epochs
 from syncline.train.rank.record import RankRecord
 from syncline.train.strategies import load
+from syncline.train.strategies.base import Traffic
 
 RESTRUCTURINGS = (FREEZE, "reshape")
 """Names of the spans in which a model or a pipeline changes its shape."""
@@ -33,7 +36,8 @@ def assemble(
     times = _times(series, first_history)
     median = times["step_ms"]["median"] or float("nan")
     measured = all(record.network is not None for record in records)
-    theory = max(record.theory.serial for record in records)
+    theories = [record.theory.serial for record in records if record.theory is not None]
+    theory = max(theories, default=None)
     return {
         "strategy": strategy,
         "status": "ok",
@@ -50,9 +54,9 @@ def assemble(
         "peak_memory_bytes": max((r.peak_memory_bytes for r, _ in workers if r.peak_memory_bytes), default=None),
         "samples_per_s": batch / median * 1e3,
         "syncs_per_s": first.phases / median * 1e3 if len(workers) > 1 else 0.0,
-        "synchronised_bytes": first.synchronised_bytes,
+        "synchronised_bytes": max(record.synchronised_bytes for record, _ in workers),
         "wire_bytes_per_step": max(_serial_bytes(record) for record in records) if measured else theory,
-        "wire": {"measured": measured, "theory_bytes": theory, "formula": load(strategy).formula},
+        "wire": {"measured": measured, "theory_bytes": theory, "formula": load(strategy).formula if theories else ""},
         "breakdown": {phase: mean_of_known([rank["breakdown"][phase] for rank in ranks]) for phase in PHASES},
         "epochs": merge_epochs([history.epochs for _, history in workers]),
         "buffer_divergence": max(record.buffer_divergence for record, _ in workers),
@@ -94,6 +98,19 @@ def restructurings(spans: Sequence[Span], series: Sequence[float]) -> list[dict[
     return made
 
 
+def with_payback(spans: Sequence[Span], changes: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """The spans, where those of freezes and reshapes also say when they had paid for themselves."""
+    said = {}
+    for change in changes:
+        steps = change["payback_steps"]
+        when = "not paid back" if steps is None else f"paid back after {math.ceil(steps)} steps"
+        said[change["step"], change["kind"], change["what"]] = f"{change['what']}, {when}"
+    return [
+        replace(span, unit=said.get((span.step, span.name, span.unit), span.unit)) if span.lane == "between" else span
+        for span in spans
+    ]
+
+
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
@@ -130,10 +147,10 @@ def rank_row(record: RankRecord, history: History, spans: Sequence[Span], *, fir
         "guarded_at": sorted({s.step + 1 for s in spans if s.name == GUARD}),
         "wire": {
             "measured": network is not None,
-            "sent": theory.sent if network is None else network.sent,
-            "received": theory.received if network is None else network.received,
-            "theory_sent": theory.sent,
-            "theory_received": theory.received,
+            "sent": theory and theory.sent if network is None else network.sent,
+            "received": theory and theory.received if network is None else network.received,
+            "theory_sent": theory and theory.sent,
+            "theory_received": theory and theory.received,
         },
     }
 
@@ -152,5 +169,6 @@ def _times(series: Sequence[float], history: History) -> dict[str, Any]:
 def _serial_bytes(record: RankRecord) -> float:
     """Measured bytes, with bytes that go both ways at once counted once, in the proportion of the strategy's theory."""
     assert record.network is not None
-    theory, both = record.theory, record.theory.sent + record.theory.received
+    theory = record.theory or Traffic(1, 1, 1)
+    both = theory.sent + theory.received
     return float((record.network.sent + record.network.received) * (theory.serial / both if both else 0.5))

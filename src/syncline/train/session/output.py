@@ -20,7 +20,7 @@ from syncline.train.checkpoint.resume import Resume
 from syncline.train.config import CHECKPOINTS, Config, run_of
 from syncline.train.rank.record import RankRecord
 from syncline.train.rank.worker import RunSpec
-from syncline.train.session.assemble import assemble
+from syncline.train.session.assemble import assemble, with_payback
 from syncline.train.session.link_changes import in_words, parse_changes
 from syncline.train.session.machine import busy_share, environment
 from syncline.train.session.run_folder import RunFolder
@@ -115,6 +115,7 @@ class SessionOutput:
             # Links that changed do not have one bandwidth.
             trace = _merged(run, ended, folder, bandwidth=None if "changes" in network else network["bandwidth"])
             row = assemble(run.strategy, ended, trace.spans, batch=run.train.batch, nodes=min(nodes, run.workers))
+            trace = replace(trace, spans=with_payback(trace.spans, row.get("restructurings", [])))
             for note in ended[0].notes:
                 self._warn(note)
             dropped = sum(record.spans_dropped for record in ended)
