@@ -69,7 +69,7 @@ def test_the_rival_is_the_best_ddp_that_sends_the_same():
         "syncline(bf16)": seen([3.0, 6.0]),
         "syncline(auto)": seen([1.0, 1.0]),
     }
-    found = {name: against_rival(name, [{"ways": ways}]) for name in ("syncline", "syncline(bf16)", "syncline(auto)")}
+    found = {name: against_rival(name, [[{"ways": ways}]]) for name in ("syncline", "syncline(bf16)", "syncline(auto)")}
     assert {name: line["rival"] for name, line in found.items()} == {
         "syncline": "ddp(bucket_mb=5)",
         "syncline(bf16)": "ddp-bf16",
@@ -91,11 +91,21 @@ def test_luck_does_not_choose_the_rival():
     lucky = {"step": [1.0, 1.0, 4.0, 4.0], "cpu": [1.0] * 4}
     steady = {"step": [2.0] * 4, "cpu": [1.0] * 4}
     ways = {"ddp": lucky, "ddp(bucket_mb=5)": steady, "syncline": steady}
-    found = against_rival("syncline", [{"ways": ways}])
+    found = against_rival("syncline", [[{"ways": ways}]])
     assert found["rival"] == "ddp / ddp(bucket_mb=5)"
     assert found["step"]["median"] == 0.75, (
         "0.5 twice, where ddp was slow, and 1 twice: ddp's lucky rounds do not count"
     )
+
+
+def test_a_start_whose_memory_lies_well_does_not_choose_the_rival():
+    def ways(ddp):
+        times = {"ddp": ddp, "ddp(bucket_mb=5)": 2.0, "syncline": 2.0}
+        return [{"ways": {name: {"step": [time] * 4, "cpu": [time] * 4} for name, time in times.items()}}]
+
+    found = against_rival("syncline", [ways(1.0), ways(4.0)])
+    assert found["rival"] == "ddp / ddp(bucket_mb=5)"
+    assert found["step"]["median"] == 0.75, "0.5, where ddp was slow after it was the faster one, and 1"
 
 
 def test_a_part_of_the_cells_is_measured_again(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def claims_of(cell: GpuCell, records: Sequence[dict[str, Any]], rows: Sequence[d
 
     made = []
     for way in (AUTO,) if cell.bandwidth else (DENSE, AUTO, *LOW_RANK):
-        line = against_rival(way, records)
+        line = against_rival(way, [records])
         limit = NETWORK if cell.bandwidth else HOOK if way in LOW_RANK else STEP
         made.append(claim(way, f"step of {line['rival']}", line["step"], limit))
     if cell.bandwidth:

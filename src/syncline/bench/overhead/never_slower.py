@@ -55,7 +55,7 @@ class Cell:
 
 CELLS = (
     *(Cell(WIDE, ranks, blocks=blocks, starts=4) for ranks, blocks in ((2, 4), (4, 3))),
-    *(Cell(NARROW, ranks, blocks=blocks, starts=4) for ranks, blocks in ((2, 12), (4, 9))),
+    *(Cell(NARROW, ranks, blocks=blocks, starts=8) for ranks, blocks in ((2, 8), (4, 6))),
     *(Cell(WIDE, ranks, "1Gbit", (AUTO,), blocks=6, steps=3) for ranks in (2, 4)),
     *(Cell(NARROW, ranks, "1Gbit", (AUTO,), blocks=20) for ranks in (2, 4)),
     Cell(WIDE, 2, "200Mbit", (AUTO,), blocks=2, steps=2),
@@ -124,7 +124,7 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
         ways = tuple(way for way in ways if "bucket_mb=100" not in way)  # never the best there, and slow
     # A job has one engine, so each of ours has ranks of its own, beside its rivals alone. `ddp` is in all ratios.
     beside = {ours: tuple(dict.fromkeys(["ddp", *rivals_of(ours, ways), ours])) for ours in cell.ours}
-    records: dict[str, list[dict[str, Any]]] = {ours: [] for ours in cell.ours}
+    starts: dict[str, list[list[dict[str, Any]]]] = {ours: [] for ours in cell.ours}
     plans: dict[str, list[Any]] = {way: [] for way in ways}
     busy_before = []
     for start in range(cell.starts):
@@ -132,12 +132,13 @@ def _steady(cell: Cell, progress: Progress) -> dict[str, Any]:
             first = start * len(group) // cell.starts
             order = (*group[first:], *group[:first])  # the place among the ways must not matter either
             with ranks_started(run_rank, _options(cell, order), progress) as (found, _, busy):
-                records[ours] += found
+                starts[ours].append(found)
                 busy_before.append(busy)
                 plans[ours].append(found[0]["ways"][ours]["plan"])
     with_way = {way: next(ours for ours in cell.ours if way in beside[ours]) for way in ways}
+    records = {ours: [record for found in starts[ours] for record in found] for ours in cell.ours}
     rows = [{**row(name, records[ours]), "plans": plans[name]} for name, ours in with_way.items()]
-    against = [against_rival(name, records[name]) for name in cell.ours]
+    against = [against_rival(name, starts[name]) for name in cell.ours]
     # Later starts see the end of the one before as load.
     return {"busy_before": round(busy_before[0], 3), "starts": cell.starts, "rows": rows, "against": against}
 

@@ -1,6 +1,6 @@
 """Rows and table of `bench overhead`, from the records of the ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from syncline.bench.overhead.rank import PHASES
@@ -61,40 +61,50 @@ def rivals_of(name: str, ways: Iterable[str]) -> list[str]:
     return [way for way in ways if (parse_one(way).name, parse_one(way).kwargs.get("rank")) == same]
 
 
-def against_rival(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+Records = Sequence[Mapping[str, Any]]
+"""What the ranks of one start have measured."""
+
+
+def against_rival(name: str, starts: Sequence[Records]) -> dict[str, Any]:
     """Ratios of a way to the best DDP that is comparable: `rival`, and step and CPU time by round.
 
-    The best DDP is found in one half of the rounds and compared in the other half, for each half: several bucket sizes
-    that are equally fast would else be compared by the lucky rounds of one of them.
+    The best DDP is found in one half of the starts and compared in the other half, for each half (of the rounds, if
+    there was one start). Where memory lies makes equal ways differ in all rounds of a start: of several equally fast
+    bucket sizes, the lucky one would else be the rival.
     """
-    rivals = rivals_of(name, records[0]["ways"])
-    halves = _halves(len(records[0]["ways"][name]["step"]))
-    best = [_fastest(rivals, records, half) for half in halves]
+    rivals = rivals_of(name, starts[0][0]["ways"])
+    halves = _halves(starts)
+    best = [min(rivals, key=lambda way: median(_values(half, way, "step"))) for half in halves]
     made: dict[str, Any] = {"way": name, "rival": " / ".join(dict.fromkeys(best))}
     for kind in ("step", "cpu"):
         made[kind] = summarize(
             [
                 ratio
                 for rival, half in zip(reversed(best), halves, strict=True)
-                for ratio in ratios(*(_pooled(_ways(way, records), kind, half) for way in (name, rival)))
+                for ratio in ratios(*(_values(half, way, kind) for way in (name, rival)))
             ]
         )
     return made
 
 
-def _fastest(ways: Sequence[str], records: Sequence[dict[str, Any]], rounds: Sequence[int]) -> str:
-    return min(ways, key=lambda way: median(_pooled(_ways(way, records), "step", rounds)))
+_Half = list[tuple[Records, Sequence[int]]]
+"""Starts, each with the numbers of its rounds that count."""
 
 
-def _halves(rounds: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The numbers of the rounds in two halves; both have rounds of either order, where there are enough.
+def _halves(starts: Sequence[Records]) -> tuple[_Half, _Half]:
+    """The starts in two halves; a single one by its rounds, such that both halves have rounds of either order."""
+    whole: _Half = [(records, range(len(records[0]["ways"]["ddp"]["step"]))) for records in starts]
+    if len(starts) > 1:
+        return whole[::2], whole[1::2]
+    ((_, rounds),) = whole
+    length = 2 if len(rounds) >= 4 else 1
+    first = [number for number in rounds if number // length % 2 == 0]
+    second = [number for number in rounds if number not in first] or first
+    return [(starts[0], first)], [(starts[0], second)]
 
-    >>> _halves(6), _halves(3)
-    (([0, 1, 4, 5], [2, 3]), ([0, 2], [1]))
-    """
-    length = 2 if rounds >= 4 else 1
-    first = [number for number in range(rounds) if number // length % 2 == 0]
-    return first, [number for number in range(rounds) if number not in first] or first
+
+def _values(half: _Half, way: str, kind: str) -> list[Any]:
+    return [value for records, rounds in half for value in _pooled(_ways(way, records), kind, rounds)]
 
 
 def issue_above(name: str, other: str, records: Sequence[dict[str, Any]]) -> Timing:
@@ -103,7 +113,7 @@ def issue_above(name: str, other: str, records: Sequence[dict[str, Any]]) -> Tim
     return summarize([a - b for a, b in zip(mine, others, strict=True)])
 
 
-def _ways(name: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ways(name: str, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [record["ways"][name] for record in records]
 
 

@@ -56,9 +56,9 @@ def _run_rank(place: Place, payload: tuple[Job, Options, str], report: Report) -
         sampler = Sampler(len(parts.workload.train), **where)
         phases = parts.workload.phases
         # `auto` measures the codecs at once: in a longer job it does so when that costs little of the time trained.
-        how: Any = {"tune": "full"} if parse_auto(job.codec) else {"compress": None} if job.codec == DENSE else {}
+        tuned: Any = {"tune": "full"} if parse_auto(job.codec) else {"compress": None} if job.codec == DENSE else {}
         syncs = [
-            attach(phase.module, optimizer, **{"compress": job.codec, "plan_cache": False, **how})
+            attach(phase.module, optimizer, **{"compress": job.codec, "plan_cache": False, **tuned})
             for phase, optimizer in zip(phases, parts.optimizers, strict=True)
         ]
         losses: dict[str, list[Tensor]] = {phase.name: [] for phase in phases}
@@ -85,7 +85,9 @@ def _run_rank(place: Place, payload: tuple[Job, Options, str], report: Report) -
         dist.all_reduce(curves)
         means = dict(zip(losses, (curves / job.workers).tolist(), strict=True))
         score = evaluate(parts.workload, device)
-        made = row(job, means, score=score, seconds=ends, chosen=_shares(phases, syncs), errors=_errors(syncs))
+        changes = [str(change) for sync in syncs if sync.auto is not None for change in sync.auto.changes]
+        chosen, errors = _shares(phases, syncs), _errors(syncs)
+        made = row(job, means, score=score, seconds=ends, chosen=chosen, errors=errors, changes=changes)
         for sync in syncs:
             sync.close()
         return made

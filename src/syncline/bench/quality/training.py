@@ -90,12 +90,12 @@ def evaluate(workload: Workload, device: torch.device) -> tuple[float | None, fl
 def row(
     job: Job, losses: Mapping[str, Sequence[float]], *, score: tuple[float | None, float | None],
     seconds: Sequence[float] = (), chosen: Mapping[str, float] | None = None, errors: Mapping[str, float] | None = None,
-    bytes_per_step: float | None = None,
+    changes: Sequence[str] = (), bytes_per_step: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of the result: the job, the loss curve of each phase as means of `window` steps, and the final figures.
 
     `seconds`: the time at the end of each step; `chosen`: the codecs of the last plan, with their share of the values;
-    `errors`: what they lost, as far as it was read.
+    `errors`: what they lost, as far as it was read; `changes`: codecs that the guard changed, and why.
     """
     window = -(-job.steps // _POINTS)
     accuracy, test_loss = score
@@ -111,6 +111,7 @@ def row(
         else [],
         "chosen": dict(chosen or {}),
         "errors": {name: _short(value) for name, value in (errors or {}).items()},
+        "changes": list(changes),
     }
 
 

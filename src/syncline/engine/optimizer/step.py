@@ -83,9 +83,13 @@ class Stepper:
         return any(id(p) in self._slots for group in optimizer.param_groups for p in group["params"])
 
     def learning_rate(self) -> float:
-        """The largest learning rate of the adopted optimizers; 0 if there is none."""
+        """The largest learning rate of the adopted optimizers; 0 if there is none.
+
+        One that is a tensor on a GPU is left out: to read it would be to wait for it.
+        """
         groups = [group for each in self._adopted for group in each.optimizer.param_groups]
-        return max((float(group["lr"]) for group in groups if "lr" in group), default=0.0)
+        rates = [group["lr"] for group in groups if "lr" in group]
+        return max((float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)), default=0.0)
 
     def guard_state(self, optimizer: torch.optim.Optimizer) -> WaitingState | None:
         """Make readers of `optimizer.state` wait; None if the user has put a dict there that must stay what it is.

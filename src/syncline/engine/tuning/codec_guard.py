@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from syncline.engine.protocols import TunableEngine
 from syncline.engine.tuning.error_watch import STEPS, ErrorWatch
-from syncline.engine.tuning.guard_rules import GuardRules, Reading
+from syncline.engine.tuning.guard_rules import GuardRules, Reading, factor
 from syncline.engine.tuning.measure_errors import GradientHistory
 from syncline.plan.auto_spec import Auto
 from syncline.plan.candidates import with_units
@@ -70,6 +70,8 @@ class CodecGuard:
         """The step and the error of all gradients in each check, the newest last."""
         self._guarded: _Guarded | None = None
         self._steps = 0
+        self._rate, self._jump = 0.0, 1.0
+        """The learning rate of the last step, and its largest change from a step to the next since the last check."""
         self._turn = 0
         """Where the next check begins in the list of units."""
         self._watch: ErrorWatch | None = None
@@ -103,7 +105,7 @@ class CodecGuard:
         if self._watch is not None:
             self._watch.stop()
         self._guarded = self._watch = self._history = None
-        self._steps = 0
+        self._steps, self._rate, self._jump = 0, 0.0, 1.0
         learnt, self.errors = self.errors, None
         return learnt
 
@@ -112,6 +114,7 @@ class CodecGuard:
         if self._guarded is None or self._engine.fell_back or not self.rules.units:
             return None
         self._steps += 1
+        self._follow_rate()
         if self._watch is not None:
             found = self._watch.after_step()
             if found is None:
@@ -125,6 +128,11 @@ class CodecGuard:
         if self._steps % EVERY == 0:
             self._check(self._guarded)
         return None
+
+    def _follow_rate(self) -> None:
+        before, self._rate = self._rate, self._engine.learning_rate
+        if before > 0 and self._rate > 0:
+            self._jump = max(self._jump, factor(before, self._rate))
 
     def table(self) -> str:
         """The errors as aligned text: of each lossy unit, planned or read last, and of all gradients."""
@@ -155,13 +163,14 @@ class CodecGuard:
         self._turn = (self._turn + WATCHED) % len(forward) if forward else 0
         units = [unit for unit in engine.units if unit.row.name in chosen]
         if units:
-            self._watch = ErrorWatch(engine, units, rate=engine.learning_rate)
+            self._watch = ErrorWatch(engine, units, jump=self._jump)
+            self._jump = 1.0
 
-    def _judge(self, readings: Mapping[str, Reading], rate: float) -> Plan | None:
+    def _judge(self, readings: Mapping[str, Reading], jump: float) -> Plan | None:
         guarded = self._guarded
         assert guarded is not None
         assert self.errors is not None
-        back = self.rules.read(readings, rate=rate)
+        back = self.rules.read(readings, jump=jump)
         self.readings.append((self._engine.step, self.rules.seen))
         if not back:
             return None

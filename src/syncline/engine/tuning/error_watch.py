@@ -31,9 +31,9 @@ class ErrorWatch:
     Nobody waits: a pass has ended when the next one begins, and the sum over the ranks travels during a step.
     """
 
-    def __init__(self, engine: EngineView, units: Sequence[UnitRun], *, rate: float) -> None:
-        """`rate`: the learning rate, of which the ranks' mean is found, too."""
-        self._engine, self._rate, self._passes = engine, rate, 0
+    def __init__(self, engine: EngineView, units: Sequence[UnitRun], *, jump: float) -> None:
+        """`jump`: how the learning rate has changed (`GuardRules.read`); the ranks' mean is found, too."""
+        self._engine, self._jump, self._passes = engine, jump, 0
         self._units = list(units)
         self._samples: list[list[LaunchSamples]] = []
         for unit in units:
@@ -52,7 +52,7 @@ class ErrorWatch:
             launch.samples = None
 
     def after_step(self) -> tuple[dict[str, Reading], float] | None:
-        """A step has ended; returns the readings and the mean learning rate when they are there."""
+        """A step has ended; returns the readings and the mean `jump` when they are there."""
         self._passes += 1
         if self._sum is not None:
             return self._read(*self._sum)
@@ -71,7 +71,7 @@ class ErrorWatch:
         """All sums on the host; on CUDA they are there when the event has happened."""
         device = self._engine.device
         parts = [torch.cat([s.own, s.averaged, s.squares, s.residual]) for made in self._samples for s in made]
-        flat = torch.cat([torch.tensor([self._rate]).to(device, non_blocking=True), *parts])
+        flat = torch.cat([torch.tensor([self._jump]).to(device, non_blocking=True), *parts])
         if device.type == "cpu":
             return flat, None
         copied, event = flat.to("cpu", non_blocking=True), torch.cuda.Event()
@@ -82,7 +82,7 @@ class ErrorWatch:
         with self._engine.communicating("the errors of codecs"):
             work.wait()
         means = (total / self._engine.world).double()
-        rate, at = float(means[0]), 1
+        jump, at = float(means[0]), 1
         readings = {}
         for unit, made in zip(self._units, self._samples, strict=True):
             own, missing, held, lost = 0.0, 0.0, 0.0, 0.0
@@ -98,7 +98,7 @@ class ErrorWatch:
             if own:
                 whole = max(held, missing / 2) if unit.codec.feedback else missing
                 readings[unit.row.name] = Reading(whole / own, own, lost_values=lost)
-        return readings, rate
+        return readings, jump
 
 
 def _largest_share(error: Tensor, size: Tensor, lengths: Sequence[int]) -> float:

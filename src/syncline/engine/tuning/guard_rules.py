@@ -15,7 +15,7 @@ SURE = 2.0
 NORM_CHANGE = 5.0
 """A critical phase: the norm of a unit's gradients has changed by this factor since the last reading..."""
 RATE_CHANGE = 1.9
-"""...or the learning rate by this one since the last check."""
+"""...or the learning rate by this one from one step to the next. A schedule that falls slowly is no such phase."""
 PATIENCE = 2
 """Checks that a unit waits, at least, before it is measured again. It doubles with every step back."""
 
@@ -61,7 +61,6 @@ class GuardRules:
         self.seen = 0.0
         """The error of all gradients after the last `read`, with the units that stepped back because of it."""
         self._total_over = 0
-        self._rate: float | None = None
 
     def planned(
         self, units: Mapping[str, tuple[float, float]], *, verified: bool = True, later: Collection[str] = ()
@@ -91,8 +90,11 @@ class GuardRules:
         """Units to read next: those whose last reading was beyond a limit."""
         return [name for name in self.forward if self.units[name].over]
 
-    def read(self, readings: Mapping[str, Reading], *, rate: float | None = None) -> dict[str, str]:
-        """Add readings and the learning rate; returns the units that step back now, each with the reason."""
+    def read(self, readings: Mapping[str, Reading], *, jump: float = 1.0) -> dict[str, str]:
+        """Add readings; returns the units that step back now, each with the reason.
+
+        `jump`: the largest factor by which the learning rate has changed from a step to the next since the last check.
+        """
         back: dict[str, str] = {}
         for name, reading in readings.items():
             unit = self.units.get(name)
@@ -107,11 +109,9 @@ class GuardRules:
                 energy=reading.energy,
             )
         back |= {name: why for name, why in self._over_total().items() if name not in back}
-        if rate is not None and math.isfinite(rate) and rate > 0:
-            if self._rate is not None and _factor(rate, self._rate) >= RATE_CHANGE:
-                why = f"the learning rate changed from {self._rate:g} to {rate:g}"
-                back |= {name: why for name in self.forward if name not in back}
-            self._rate = rate
+        if math.isfinite(jump) and jump >= RATE_CHANGE:
+            why = f"the learning rate changed by a factor of {jump:.2g} in one step"
+            back |= {name: why for name in self.forward if name not in back}
         for name in back:
             self._step_back(name)
         return back
@@ -121,7 +121,7 @@ class GuardRules:
             if reading.error > self.budget.unit:
                 return f"its error is {reading.error:.2g}, and a unit may lose {self.budget.unit:.2g}"
             return f"{reading.lost_values:.0%} of its values are lost, and {self.budget.values:.0%} may be"
-        if unit.energy and reading.energy and _factor(reading.energy, unit.energy) >= NORM_CHANGE**2:
+        if unit.energy and reading.energy and factor(reading.energy, unit.energy) >= NORM_CHANGE**2:
             return f"its gradient's norm changed by a factor of {math.sqrt(reading.energy / unit.energy):.2g}"
         return ""
 
@@ -166,7 +166,7 @@ class GuardRules:
             self.units[name] = replace(self.units[name], back=False, weight=weight, error=error)
 
 
-def _factor(a: float, b: float) -> float:
+def factor(a: float, b: float) -> float:
     """By what factor, at least 1, two positive numbers differ."""
     return max(a / b, b / a)
 
