@@ -57,6 +57,29 @@ def reshaped(layers=5):
     return vit(size="tiny", layers=layers)
 
 
+class _Doubling(nn.Module):
+    """Doubles what passes, from the second training step on: a buffer says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x):
+        out = x * self.factor.item()
+        if self.training:
+            self.factor.fill_(2.0)
+        return out
+
+
+def with_buffer():
+    """A sequence with a buffer that matters, and a weight that two of its blocks share."""
+    blocks = [nn.Linear(16, 16) for _ in range(4)]
+    blocks[3].weight = blocks[0].weight
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 16), _Doubling(), *blocks, _Doubling(), nn.Linear(16, 10)
+    )
+
+
 def killed_in_a_reshape(rank=1):
     """The same model. The first run in a folder loses a rank when values move; the file `fired` says so."""
     fired, move = Path("fired"), rank_stages.move_state

@@ -67,7 +67,7 @@ def _record(seconds, accuracies, frozen=()):
         epochs.append({"train_s": took, "seconds": total, "change_s": 1.0, "accuracy": accuracy, **shape})
     reshape = {"epoch": 1, "frozen": 2, "from": "2x1", "to": "1x2", "cost_s": 1.0, "at_s": seconds[0]}
     return {
-        "epochs": epochs, "seconds": total, "samples_per_s": 100 / total, "peak_memory_bytes": 5,
+        "epochs": epochs, "seconds": total, "set_up_s": 0.0, "samples_per_s": 100 / total, "peak_memory_bytes": 5,
         "reshapes": [reshape] if frozen else [],
     }  # fmt: skip
 

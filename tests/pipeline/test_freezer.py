@@ -41,6 +41,44 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class WithTokens(Net):
+    """Parameters of the model itself: two in front of the blocks, one behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.positions = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = self.embedding(x) + self.token * self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) * self.scale
+
+
+def test_bare_parameters_in_front_of_the_blocks_freeze_with_them():
+    torch.manual_seed(0)
+    model, seen = WithTokens(), []
+    model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].requires_grad))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    freezer = Freezer(model, "schedule(alpha=0.5, blocks=layers)")
+    step(model, optimizer)
+    freezer.end_epoch()
+    step(model, optimizer)
+    assert seen == [True, False], "no gradient crosses the frozen blocks"
+    assert [p.requires_grad for p in (model.token, model.positions, model.scale)] == [False, False, True]
+    state = freezer.state_dict()
+    model, seen[:] = WithTokens(), []
+    model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].requires_grad))
+    resumed = Freezer(model, "schedule(alpha=0.5, blocks=layers)")
+    resumed.load_state_dict(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        step(model, optimizer)
+    assert seen == [True, False], "found in the first forward after a resume, frozen in the second"
+    assert resumed.blocks.frozen() == resumed.frozen
+
+
 def step(model, optimizer, seed=0):
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(seed))
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()

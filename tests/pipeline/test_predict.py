@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pipelines import batch_of, workload
+from pipelines import batch_of, freeze, workload
 
 from syncline.errors import UsageError
 from syncline.pipeline.blocks import Blocks
@@ -10,6 +10,7 @@ from syncline.pipeline.layout import Layout
 from syncline.pipeline.layout_choice import LayoutChoice
 from syncline.pipeline.measure import measure_sublayers, wire_of
 from syncline.pipeline.mesh import Shape, share
+from syncline.pipeline.micro_batch_choice import MicroBatchChoice
 from syncline.pipeline.micro_batches import split
 from syncline.pipeline.partition import balanced
 from syncline.pipeline.predict import (
@@ -23,7 +24,7 @@ from syncline.pipeline.predict import (
     makespan,
     predict_step,
 )
-from syncline.pipeline.reshape import Offer, largest_stage, smallest_shape
+from syncline.pipeline.reshape import Offer, ReshapeCosts, largest_stage, smallest_shape
 from syncline.pipeline.schedule import check_micro_batches
 from syncline.sim import Network
 
@@ -93,6 +94,52 @@ def test_a_codec_sends_less_and_without_stages_the_backward_pass_hides_it():
     assert wire_of([matrix, vector], "int8").exchange != "allreduce", "its values are not sums"
 
 
+def test_a_cache_costs_what_reading_takes():
+    times = [SublayerTime(Time(0.0, 1.0), Time(0.0, 2.0))] * 4
+
+    def step(cached):
+        return predict_step(times, layout(4, 1, 1), frozen=3, samples=8, micro_batches=1, network=FREE, cached=cached)
+
+    assert step(None) == 4 * 8 + 2 * 8
+    assert step(0.0) == 8 + 2 * 8
+    assert step(0.5) == 4 + 8 + 2 * 8
+
+
+def test_a_number_of_micro_batches_belongs_to_the_shape_it_was_found_for():
+    choice = MicroBatchChoice("1f1b", None, confirm=True)
+    choice.resume(Shape(2, 2), 2)
+    assert choice.number(Shape(2, 2)) == 2
+    choice.check(Shape(4, 1))  # two would be too few for four stages
+    assert choice.number(Shape(4, 1)) == 8
+    assert choice.number(Shape(2, 2)) == 2
+    asked = MicroBatchChoice("1f1b", 2, confirm=True)
+    assert not asked.runs_in(Shape(4, 1)), "the user's number counts in every shape"
+
+
+def test_shapes_that_the_schedule_cannot_run_are_not_offered():
+    blocks = Blocks.of(workload("vit(size=tiny)")[0])
+    times = [SublayerTime(Time(0.0, 1.0), Time(0.0, 2.0))] * len(blocks.cut())
+    choice = LayoutChoice(blocks, Shape(4, 1), schedule="1f1b", times=times, network=FREE, wire=DENSE, cached=None)
+    choice.samples = 64
+    now = choice.lay_out(Shape(4, 1))
+    freeze(blocks, 3)
+
+    def offered(runs):
+        return choice.offer(now, step_s=1.0, costs=ReshapeCosts(0.0), steps_left=10**6, runs=runs)
+
+    assert offered(lambda shape: True).new.stages == 1
+    assert offered(lambda shape: shape.stages > 1).new.stages == 2
+
+
+def test_the_cost_of_a_change_has_the_timing_of_micro_batches_in_it():
+    costs = ReshapeCosts(3.0)
+    costs.add(1.0)
+    assert costs.of(changes_shape=True) == (4.0, True)
+    costs.measured(0.5, changes_shape=False)
+    costs.add(0.25)
+    assert costs.of(changes_shape=False) == (0.75, False)
+
+
 def test_a_reshape_is_taken_if_the_rest_of_the_run_pays_for_it():
     offer = Offer(Shape(4, 1), Shape(2, 2), step_s=1.0, new_step_s=0.5, cost_s=10.0, steps_left=19)
     assert not offer.pays
@@ -148,7 +195,7 @@ def test_shapes_worth_a_trial_are_one_stage_and_a_pipeline_that_is_not_much_slow
         times = [SublayerTime(Time(0.0, forward), Time(0.0, 2 * forward), gradient_bytes)] * count
         network = Network(latency=0.0, bytes_per_s=1e9)
         choice = LayoutChoice(
-            blocks, Shape(1, world), schedule=schedule, times=times, network=network, wire=DENSE, cached=False
+            blocks, Shape(1, world), schedule=schedule, times=times, network=network, wire=DENSE, cached=None
         )
         choice.samples = 64
         return [shape.stages for shape in choice.shapes_to_try(runs)]

@@ -6,6 +6,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from pipelines import batch_of, freeze, workload
@@ -16,7 +17,7 @@ from syncline.pipeline import rank_stages
 from syncline.pipeline.blocks import Blocks
 from syncline.pipeline.run import Pipeline
 
-VIT, SAMPLES, VICTIM = "vit(size=tiny)", 8, 2
+VIT, SAMPLES = "vit(size=tiny)", 8
 
 
 def _train(pipe, data, steps):
@@ -34,7 +35,7 @@ def _made(*, stages):
     return Pipeline(Blocks.of(model), torch.optim.Adam(model.parameters(), lr=0.01), stages=stages), data
 
 
-def _killed(rank, folder, sender):
+def _killed(rank, folder, sender, victim, moment):
     torch.set_num_threads(1)
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     store = dist.FileStore(f"{folder}/store", 4)
@@ -42,15 +43,15 @@ def _killed(rank, folder, sender):
     pipe, data = _made(stages=4)
     _train(pipe, data, range(2))
     freeze(pipe.blocks, 2)
-    move = rank_stages.move_state
+    move = getattr(rank_stages, moment)
 
     def dies(*args, **kwargs):
-        if rank == VICTIM:
+        if rank == victim:
             sender.send(("fired", ""))
             os.kill(os.getpid(), signal.SIGKILL)
         return move(*args, **kwargs)
 
-    rank_stages.move_state = dies
+    setattr(rank_stages, moment, dies)
     try:
         pipe.reshape(stages=2, checkpoint=f"{folder}/saved.pt", extra={"position": 2 * SAMPLES})
     except PeerError as error:
@@ -77,10 +78,19 @@ def _unbroken(rank, world, steps):
     return out
 
 
-def test_a_rank_killed_during_a_reshape_is_named_and_the_run_resumes_from_the_checkpoint():
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [
+        pytest.param(2, "move_state", id="before values move"),
+        pytest.param(0, "compare_replicas", id="rank 0, after it"),
+    ],
+)
+def test_a_rank_killed_during_a_reshape_is_named_and_the_run_resumes_from_the_checkpoint(victim, moment):
     with tempfile.TemporaryDirectory() as folder:
         pipes = [CONTEXT.Pipe(duplex=False) for _ in range(4)]
-        ranks = [CONTEXT.Process(target=_killed, args=(rank, folder, pipes[rank][1])) for rank in range(4)]
+        ranks = [
+            CONTEXT.Process(target=_killed, args=(rank, folder, pipes[rank][1], victim, moment)) for rank in range(4)
+        ]
         try:
             for process in ranks:
                 process.start()
@@ -93,13 +103,13 @@ def test_a_rank_killed_during_a_reshape_is_named_and_the_run_resumes_from_the_ch
                 if process.pid is not None:
                     process.kill()
                     process.join()
-        assert (told[VICTIM], codes[VICTIM]) == (("fired", ""), -signal.SIGKILL), "the fault happened"
-        for rank in {0, 1, 3}:
+        assert (told[victim], codes[victim]) == (("fired", ""), -signal.SIGKILL), "the fault happened"
+        for rank in set(range(4)) - {victim}:
             assert told[rank] is not None, f"rank {rank} said nothing"
             kind, text, named = told[rank]
             assert kind == "error"
             assert codes[rank] == 3
-            assert tuple(named) == (VICTIM,), text
+            assert tuple(named) == (victim,), text
             assert "reshape 4x1 -> 2x2" in text
             assert "saved.pt" in text
         results = run_ranks(_resumed, 2, str(Path(folder) / "saved.pt"), [2, 3])

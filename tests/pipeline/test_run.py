@@ -87,6 +87,10 @@ def test_gradients_of_every_schedule_are_those_of_one_process():
     assert max(frozen_stages) >= 1, "whole stages are frozen in some cases"
 
 
+def test_gradients_of_replicated_pipelines_are_those_of_one_process():
+    check(8, [(VIT, "1f1b", 2, 0, 16), (VIT, "zero-bubble", 2, 2, 16), (VIT, "gpipe", 4, 3, 9)])
+
+
 def _across_a_reshape(rank, world, changes):
     found = []
     for schedule, before, frozen, after in changes:
@@ -105,7 +109,13 @@ def _across_a_reshape(rank, world, changes):
 
 
 def test_gradients_before_and_after_a_reshape_are_those_of_one_process():
-    changes = [("1f1b", 4, 2, 2), ("gpipe", 4, 3, 1), ("1f1b", 1, 1, 4), ("interleaved", 2, 2, 1)]
+    changes = [
+        ("1f1b", 4, 2, 2),
+        ("gpipe", 4, 3, 1),
+        ("1f1b", 1, 1, 4),
+        ("interleaved", 2, 2, 1),
+        ("zero-bubble", 4, 2, 2),
+    ]
     for found in run_ranks(_across_a_reshape, 4, changes):
         assert max(found) < 1e-12
 

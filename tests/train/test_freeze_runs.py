@@ -106,7 +106,6 @@ def test_a_run_freezes_says_what_it_costs_and_resumes_with_the_same_state(tmp_pa
     assert tuned["loss"][0] < 3
 
 
-@pytest.mark.full
 @pytest.mark.namespaces
 def test_freezing_and_compression_together_on_a_shaped_network(tmp_path):
     able = capabilities()
@@ -121,18 +120,19 @@ def test_freezing_and_compression_together_on_a_shaped_network(tmp_path):
         "train.epochs": 2,
     }
     dense, _, _ = train(tmp_path / "dense", **nodes)
-    mixed, _, _ = train(tmp_path / "mixed", **nodes, **{"compare.strategies": ["syncline(powersgd(rank=4) | bf16)"]})
+    mixed, _, _ = train(tmp_path / "mixed", **nodes, **{"compare.strategies": ["syncline(int8, tune=False)"]})
     for run in (dense, mixed):
         assert run["status"] == "ok"
         assert [epoch["frozen"] for epoch in run["epochs"]] == [2, 4]
         assert run["ranks"][0]["loss"] != run["ranks"][1]["loss"], "ranks train on their own samples"
         assert [change["what"] for change in run["restructurings"]] == ["2 of 5 blocks", "4 of 5 blocks"]
     assert mixed["wire_bytes_per_step"] < 0.6 * dense["wire_bytes_per_step"]
-    assert mixed["loss"][-1] == pytest.approx(dense["loss"][-1], rel=0.2)
+    assert mixed["loss"] == pytest.approx(dense["loss"], rel=0.01), "in every step"
+    assert abs(dense["loss"][-1] - dense["loss"][0]) > 0.05 * dense["loss"][0], "training did change the loss"
     (trace,) = (tmp_path / "mixed").glob("runs/*/trace.json.gz")
     with gzip.open(trace, "rt") as file:
         names = {event.get("name", "").split(" ")[0] for event in json.load(file)["traceEvents"]}
-    assert {"freeze", "encode", "allreduce"} <= names, "both are on the timeline"
+    assert {"freeze", "encode", "decode"} <= names, "both are on the timeline"
 
 
 def test_cost_and_payback_of_changes():
@@ -153,6 +153,8 @@ def test_cost_and_payback_of_changes():
     )
     assert restructurings([span(0, 10, "freeze", 1)], series)[0]["saved_ms"] is None, "no step came after it"
     assert restructurings([], series) == []
+    resumed = restructurings([span(0, 3, "freeze", 1)], [99, 50, 20, 20, 9, 10, 10], first=2)
+    assert resumed[0]["saved_ms"] == 10, "steps before the resume have no spans, and do not count"
     units = [span.unit for span in with_payback(spans, [first, second])]
     assert units == ["x, paid back after 4 steps"] * 2 + ["x, not paid back", "x"]
     together = restructurings([span(0, 3, "freeze", 1), span(0, 3, "reshape", 4)], [90, 10, 10, 10, 8, 8, 8])

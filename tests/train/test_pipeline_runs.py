@@ -55,6 +55,26 @@ def test_a_run_resumes_with_the_stages_that_are_asked_for(tmp_path):
     assert any("used --pipe 2; the stages are now those of --pipe 1" in line for line in results["warnings"])
 
 
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
+def test_a_run_resumes_with_its_buffers_and_tied_weights_as_a_pipeline_and_without_one(tmp_path, first, then):
+    settings = {"train.steps": 2, "train.checkpoint_every": 2, "train.model": "faulty:with_buffer",
+                "train.optimizer": "sgd(lr=1e-9)", "train.freeze": "none"}  # fmt: skip
+    train(tmp_path, **settings, **{"train.epochs": 1, "train.pipe": first})
+    checkpoint = tmp_path / "checkpoints" / "step-00000002"
+    resumed, _, _ = train(tmp_path, resume=checkpoint, **settings, **{"train.epochs": 2, "train.pipe": then})
+    single, _, _ = train(tmp_path / "single", **settings, **{"train.epochs": 2, "compare.strategies": ["single"]})
+    assert resumed["loss"][2:] == pytest.approx(single["loss"][2:], rel=1e-5), "the buffer was kept"
+    assert resumed["loss"][2] != pytest.approx(resumed["loss"][0], rel=1e-4), "and it matters"
+
+
+def test_a_cache_knows_the_epochs_that_are_left():
+    piped = object.__new__(Piped)
+    piped._cache, piped._followed = SimpleNamespace(epochs=10.0), 0
+    piped._blocks = SimpleNamespace(frozen=lambda: 0)
+    piped.follow_freeze(step_s=1.0, steps_left=3, epochs_left=1.5, save=None)
+    assert piped._cache.epochs == 1.5
+
+
 def test_a_shape_that_the_first_steps_choose_trains_like_a_single_process(tmp_path):
     settings = {**FREEZE, "train.steps": 8, "train.dp": True, "train.cache": "20MB"}
     single, _, _ = train(tmp_path / "single", **{**settings, "train.dp": False, "train.cache": ""},

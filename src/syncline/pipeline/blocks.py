@@ -4,8 +4,8 @@
 packages, register a function of the model in `ADAPTERS` under the name of the class.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,6 +43,10 @@ class Blocks:
     inputs: int = 1
     loss: Callable[..., Tensor] | None = None
     correct: Callable[..., tuple[Tensor, int]] | None = None
+    bare: tuple[nn.Parameter, ...] = ()
+    """Parameters of the modules around the list of blocks, such as a class token or a scale of the output."""
+    tokens: tuple[nn.Parameter, ...] = ()
+    """Those of them that are used in front of the first block: `with_tokens` finds them."""
 
     @classmethod
     def of(cls, model: nn.Module, path: str | None = None) -> "Blocks":
@@ -61,7 +65,7 @@ class Blocks:
             )
         ids = {id(p) for block in found for p in block.parameters()}
         before = _modules_before(model, name, ids)
-        return cls(model, tuple((block,) for block in found), before)
+        return cls(model, tuple((block,) for block in found), before, bare=_bare_parameters(model, name))
 
     @classmethod
     def _of_split(cls, model: nn.Module, split: Split) -> "Blocks":
@@ -92,9 +96,16 @@ class Blocks:
         return len(self.members)
 
     def parameters(self, block: int) -> Iterator[nn.Parameter]:
-        """The parameters of a block; -1: of the modules before the first block (embeddings)."""
+        """The parameters of a block; -1: those in front of the first block (embeddings, class token)."""
         for module in self.modules(block):
             yield from module.parameters()
+        if block < 0:
+            yield from self.tokens
+
+    def with_tokens(self, inputs: Sequence[Any]) -> "Blocks":
+        """The same, with the bare parameters that the inputs of the first block were computed from."""
+        used = leaves(value for value in inputs if isinstance(value, Tensor))
+        return replace(self, tokens=tuple(p for p in self.bare if id(p) in used))
 
     def names(self, block: int) -> list[str]:
         """The names of these parameters in the model."""
@@ -137,6 +148,23 @@ def run(sublayers: Sequence[Sublayer], values: Values) -> Any:
 def as_values(out: Any) -> Values:
     """The output of a sublayer as the arguments of the next one."""
     return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+
+def leaves(values: Iterable[Tensor]) -> set[int]:
+    """The ids of the parameters that these values were computed from, by their graph."""
+    given = list(values)
+    found = {id(value) for value in given if value.is_leaf}
+    open_nodes: list[Any] = [value.grad_fn for value in given if value.grad_fn is not None]
+    seen = set(open_nodes)
+    while open_nodes:
+        node = open_nodes.pop()
+        if (variable := getattr(node, "variable", None)) is not None:
+            found.add(id(variable))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                open_nodes.append(following)
+    return found
 
 
 def known_split(model: nn.Module) -> Split | None:
@@ -204,6 +232,15 @@ def _named_list(model: nn.Module, path: str) -> tuple[str, list[nn.Module]]:
     if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
         raise UsageError(f"'{path}' is a {type(module).__name__}: name a ModuleList or Sequential of blocks")
     return path, list(module)
+
+
+def _bare_parameters(model: nn.Module, path: str) -> tuple[nn.Parameter, ...]:
+    """The parameters of the modules on the path to the block list, without those of their children."""
+    on_path, here = [model], model
+    for part in path.split(".")[:-1]:
+        here = here.get_submodule(part)
+        on_path.append(here)
+    return tuple(p for module in on_path for p in module.parameters(recurse=False))
 
 
 def _modules_before(model: nn.Module, path: str, block_parameters: set[int]) -> tuple[nn.Module, ...]:

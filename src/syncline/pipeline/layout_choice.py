@@ -28,13 +28,16 @@ class LayoutChoice:
         times: Sequence[SublayerTime] | None,
         network: Network | None,
         wire: Wire,
-        cached: bool,
+        cached: float | None,
     ) -> None:
-        """Make it while this rank holds the whole model. `cached`: the frozen sublayers of the first stage are read.
+        """Make it while this rank holds the whole model. `cached`: what it takes to read the activations of a sample.
 
         Without `times`, no `network` is needed: shapes are compared by the sizes of their stages.
         """
-        self._blocks, self._start, self._schedule, self._cached = blocks, start, schedule, cached
+        self._blocks, self._start, self._schedule = blocks, start, schedule
+        self.cached = cached
+        """Seconds to read the activations of a sample behind the frozen sublayers of the first stage; None: they are
+        computed."""
         self._times, self._network, self._wire = times, network, wire
         self._sizes = parameter_counts(blocks)
         self._limit = largest_stage(self._sizes, start.stages)
@@ -52,7 +55,9 @@ class LayoutChoice:
         frozen, costs = frozen_sublayers(self._blocks), None
         if self._times is not None:
             costs = costs_of(self._times, frozen=frozen, rows=max(1.0, self.samples / self._world))
-        return lay_out(shape, self._sizes, schedule=self._schedule, frozen=frozen, costs=costs, together=self._cached)
+        return lay_out(
+            shape, self._sizes, schedule=self._schedule, frozen=frozen, costs=costs, together=self.cached is not None
+        )
 
     def predicted(self, layout: Layout) -> list[tuple[float, int]]:
         """(seconds, micro-batches) of simulated steps in a layout, the best first; by sizes without measured times."""
@@ -67,7 +72,7 @@ class LayoutChoice:
             samples=max(self.samples, self._world),
             network=network,
             wire=self._wire,
-            cached=self._cached,
+            cached=self.cached,
         )
 
     def smallest(self) -> Shape:
@@ -75,11 +80,13 @@ class LayoutChoice:
         return smallest_shape(self._sizes, self._start, frozen=frozen_sublayers(self._blocks), limit=self._limit)
 
     def offer(
-        self, now: Layout, *, step_s: float, costs: ReshapeCosts, steps_left: int, fewer: bool = True
-    ) -> Offer | None:
+        self, now: Layout, *, step_s: float, costs: ReshapeCosts, steps_left: int,
+        runs: Callable[[Shape], bool], fewer: bool = True,
+    ) -> Offer | None:  # fmt: skip
         """The change of the stages that gains most, or that is needed; None if there is nothing to change.
 
         Steps are predicted by the ratio of two simulated ones. `fewer`: also shapes with fewer stages, by halving.
+        `runs(shape)`: whether the schedule can run in a shape; one that is needed is offered all the same.
         """
         smallest, stages = self.smallest(), now.shape.stages
         shapes = [now.shape]
@@ -87,7 +94,7 @@ class LayoutChoice:
             shapes = [smallest]
         while fewer and stages > smallest.stages and stages % 2 == 0:
             stages //= 2
-            shapes.append(Shape.of(self._world, stages))
+            shapes += [shape for shape in [Shape.of(self._world, stages)] if runs(shape)]
         before = self.predicted(now)[0][0]
         offers = []
         for layout in (self.lay_out(shape) for shape in shapes):

@@ -1,6 +1,7 @@
 """What predictions of a pipeline need: seconds and bytes of the sublayers, the network, and bytes of a codec."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -48,15 +49,19 @@ def measure_network(group: dist.ProcessGroup, device: torch.device) -> Network:
     return fit(sums, exchange="allreduce", nodes=ranks)
 
 
-def wire_of(parameters: Sequence[Tensor], compress: Any) -> Wire:
-    """How gradients of these parameters are exchanged by a codec; `auto` sends as many bytes as BF16 or fewer."""
+def wire_of(parameters: Sequence[Tensor], compress: Any, carrier: Any = None) -> Wire:
+    """How gradients of these parameters are exchanged by a codec; `auto` sends as many bytes as BF16 or fewer.
+
+    `carrier`: the exchange that the user asks for.
+    """
     if compress is None:
-        return DENSE
+        return replace(DENSE, exchange=str(carrier)) if carrier else DENSE
     codec = codecs.build(_SURE if parse_auto(str(compress)) else compress)
     values = sum(p.numel() for p in parameters)
     shapes = [tuple(p.shape) for p in parameters] if codec.view == "matrix" else [(values,)]
-    sent = sum(codec.wire_bytes(shape) for shape in shapes)
-    return Wire(exchange.legal(codec)[0], sent / (4 * max(1, values)))
+    sent = sum(codec.wire_bytes(shape, parameters[0].dtype) for shape in shapes)
+    dense = values * parameters[0].element_size()
+    return Wire(str(carrier or exchange.legal(codec)[0]), sent / max(1, dense))
 
 
 def blocks_device(blocks: Blocks) -> torch.device:

@@ -17,8 +17,10 @@ class MicroBatchChoice:
 
     def __init__(self, schedule: str, asked: int | None, *, confirm: bool) -> None:
         """`asked`: the user's number. `confirm`: time several numbers in every shape, where none was asked for."""
-        self._schedule, self._number, self._fixed = schedule, asked or 0, bool(asked)
+        self._schedule, self._asked = schedule, asked or 0
         self._confirm = confirm and asked is None
+        self._found: tuple[Shape, int] | None = None
+        """The number that was simulated or timed last, and its shape: another shape may not be able to run it."""
         self._timed: Shape | None = None
         """The shape whose number was timed."""
 
@@ -26,7 +28,8 @@ class MicroBatchChoice:
         """1 without stages; twice the stages, where no number was asked for, simulated or timed."""
         if shape.stages == 1:
             return 1
-        return self._number or 2 * shape.stages
+        found = self._found[1] if self._found is not None and self._found[0] == shape else 0
+        return self._asked or found or 2 * shape.stages
 
     def check(self, shape: Shape) -> None:
         """Raise unless the schedule can run this number in a shape."""
@@ -51,11 +54,8 @@ class MicroBatchChoice:
 
     def simulate(self, choice: LayoutChoice, layout: Layout) -> None:
         """Take the number with the shortest simulated step, if sublayers were measured and no number was asked for."""
-        if not choice.measured or self._fixed or layout.shape.stages == 1:
-            return
-        best = choice.predicted(layout)
-        if best and best[0][1] != self.number(layout.shape):
-            self._number = best[0][1]
+        if choice.measured and not self._asked and layout.shape.stages > 1 and (best := choice.predicted(layout)):
+            self._found = layout.shape, best[0][1]
 
     def time(
         self, choice: LayoutChoice, layout: Layout, step: Callable[[int], float], *, most: int
@@ -71,10 +71,11 @@ class MicroBatchChoice:
         tried = list(dict.fromkeys([*simulated[: most - 1], min(simulated), *simulated]))[:most]
         seconds = {number: min([step(number) for _ in range(_UNCOUNTED + _TIMED)][_UNCOUNTED:]) for number in tried}
         if seconds:
-            self._number, self._fixed = min(seconds, key=lambda number: seconds[number]), False
+            self._asked = 0
+            self._found = layout.shape, min(seconds, key=lambda number: seconds[number])
         return seconds
 
     def resume(self, shape: Shape, number: int) -> None:
         """Continue a run that had timed this number: another one adds gradients in another order."""
         if self._confirm and shape.stages > 1:
-            self._number, self._timed = number, shape
+            self._found, self._timed = (shape, number), shape

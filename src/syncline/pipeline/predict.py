@@ -56,18 +56,19 @@ def predict_step(
     micro_batches: int,
     network: Network,
     wire: Wire = DENSE,
-    cached: bool = False,
+    cached: float | None = None,
 ) -> float:
     """Seconds of a step: `samples` of the global batch are divided among replicas and micro-batches.
 
-    `cached`: the frozen sublayers of the first stage cost nothing. Without stages, gradients are sent while the rest of
-    the backward pass runs.
+    `cached`: seconds to read the activations of a sample, in place of the frozen sublayers of the first stage. Without
+    stages, gradients are sent while the rest of the backward pass runs.
     """
     rows = samples / layout.shape.replicas / micro_batches
     stages = []
     for number, stage in enumerate(layout.stages):
-        free = range(min(stage.stop, frozen)) if cached and number == 0 else range(0)
-        forward = sum(times[at].forward.of(rows) for at in stage if at not in free)
+        read = range(min(stage.stop, frozen)) if cached is not None and number == 0 else range(0)
+        forward = sum(times[at].forward.of(rows) for at in stage if at not in read)
+        forward += (cached or 0.0) * rows if read else 0.0
         backward = sum(times[at].backward.of(rows) for at in stage if at >= frozen)
         message = (
             network.launch + network.latency + times[stage.stop - 1].output_bytes_per_row * rows / network.bytes_per_s
@@ -178,7 +179,7 @@ def best_micro_batches(
     network: Network,
     wire: Wire = DENSE,
     most: int = 8,
-    cached: bool = False,
+    cached: float | None = None,
 ) -> list[tuple[float, int]]:
     """(predicted seconds, micro-batches), the best first, among K, 2K, ... `most` K that this schedule can run."""
     stages = layout.shape.stages

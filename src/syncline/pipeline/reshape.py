@@ -17,6 +17,8 @@ class ReshapeCosts:
         """`start_s`: seconds of the start, which makes groups and engines as a change of shape does."""
         self._assumed = {True: max(_FIRST_SHAPE_S, start_s), False: _FIRST_BALANCE_S}
         self._measured: dict[bool, float] = {}
+        self._last: bool | None = None
+        """The kind of the last change; None before there was one."""
 
     def of(self, *, changes_shape: bool) -> tuple[float, bool]:
         """The seconds, and whether they are assumed; without `changes_shape`, of a new balance of the stages."""
@@ -24,7 +26,14 @@ class ReshapeCosts:
 
     def measured(self, seconds: float, *, changes_shape: bool) -> None:
         """There was a change that took so long."""
-        self._measured[changes_shape] = seconds
+        self._measured[changes_shape], self._last = seconds, changes_shape
+
+    def add(self, seconds: float) -> None:
+        """The last change, or the start, took so much longer: micro-batches were timed after it."""
+        if self._last is None:
+            self._assumed[True] += seconds
+        else:
+            self._measured[self._last] += seconds
 
 
 @dataclass(frozen=True)

@@ -109,18 +109,20 @@ class Pipeline:
         self._trial = ShapeTrial(self._clock, trying=stages is None)
         self._peers = PipelinePeers(timeout=seconds)
         self.steps = 0
-        started = time.perf_counter()
+        self._prefix = prefix
         with self._peers.communicating("start"):
-            with torch.no_grad():
-                Groups(world, seconds).broadcast(list(tensors_of(blocks).values()), group=world)
             known = [times]
             dist.broadcast_object_list(known, src=0)  # every rank measured its own, and all must decide alike
             if network is None and known[0] is not None and self._world > 1:
                 network = measure_network(world, self.device)
-            wire = wire_of(list(blocks.model.parameters()), exchange.get("compress"))
+        started = time.perf_counter()
+        with self._peers.communicating("start"):
+            with torch.no_grad():
+                Groups(world, seconds).broadcast(list(tensors_of(blocks).values()), group=world)
+            wire = wire_of(list(blocks.model.parameters()), exchange.get("compress"), exchange.get("exchange"))
             self._choice = LayoutChoice(
                 blocks, shape,
-                schedule=schedule, times=known[0], network=network, wire=wire, cached=prefix is not None,
+                schedule=schedule, times=known[0], network=network, wire=wire, cached=None if prefix is None else 0.0,
             )  # fmt: skip
             layout = self._choice.lay_out(shape)
             self._stages = RankStages(
@@ -173,7 +175,9 @@ class Pipeline:
         """
         total = self._follow_batch(batch, total)
         if self._micro_batches.must_be_timed(self.shape) and not self.trying_shapes:
+            started = time.perf_counter()
             self.confirm_micro_batches(batch, total=total, ids=ids, view=view)
+            self.costs.add(time.perf_counter() - started)
         elif total > self._choice.samples:
             self._choice.samples = total
             if not self._micro_batches.is_timed(self.shape):
@@ -224,6 +228,7 @@ class Pipeline:
     def _change_shape(
         self, shape: Shape, *, checkpoint: Checkpoint | None = None, extra: Mapping[str, Any] | None = None
     ) -> None:
+        self._agree_on_cache()
         old, layout = self.layout, self._choice.lay_out(shape)
         self._micro_batches.check(shape)
         self._choice.allow(shape.stages)
@@ -231,16 +236,26 @@ class Pipeline:
             return
         change = f"{old.shape} -> {shape}"
         doing = f"reshape {change}"
-        if callable(checkpoint):
-            doing += f", to be resumed from {checkpoint()}"
-        elif checkpoint is not None:
-            self.save(checkpoint, extra)
-            doing += f", to be resumed from {checkpoint}"
         started = time.perf_counter()
-        with self.recorder.span("between", "reshape", unit=change), self._communicating(doing):
-            self._stages.move(layout, step=self.steps, what=change)
-            self._micro_batches.simulate(self._choice, layout)
+        with self.recorder.span("between", "reshape", unit=change):
+            if callable(checkpoint):
+                doing += f", to be resumed from {checkpoint()}"
+            elif checkpoint is not None:
+                self.save(checkpoint, extra)
+                doing += f", to be resumed from {checkpoint}"
+            with self._communicating(doing):
+                self._stages.move(layout, step=self.steps, what=change)
+                self._micro_batches.simulate(self._choice, layout)
+                dist.barrier()  # who has not seen that a rank was lost sees it here
         self.costs.measured(time.perf_counter() - started, changes_shape=shape != old.shape)
+
+    def _agree_on_cache(self) -> None:
+        """Take what reading costs on rank 0, which always has the first stage: all must lay out alike."""
+        if self._prefix is not None:
+            read = [self._prefix.read_s]
+            with self._communicating("decision to reshape"):
+                dist.broadcast_object_list(read, src=0)
+            self._choice.cached = read[0]
 
     def offer(self, *, steps_left: int, step_s: float, fewer: bool = True) -> Offer | None:
         """The best reshape after a freeze, or the one that an unfreeze needs; None if there is nothing to change.
@@ -249,7 +264,11 @@ class Pipeline:
         seconds of a step. The new step is predicted by the ratio of two simulated steps, or without measured times by
         an even division of the work. The cost is that of the last such change (`costs`). All ranks get rank 0's answer.
         """
-        offer = self._choice.offer(self.layout, step_s=step_s, costs=self.costs, steps_left=steps_left, fewer=fewer)
+        self._agree_on_cache()
+        offer = self._choice.offer(
+            self.layout, step_s=step_s, costs=self.costs, steps_left=steps_left,
+            runs=self._micro_batches.runs_in, fewer=fewer,
+        )  # fmt: skip
         if offer is None:
             return None
         decided: list[Offer] = [offer]
@@ -310,6 +329,7 @@ class Pipeline:
         """
         whole = self._follow_batch(batch, total)
         self._choice.samples = max(self._choice.samples, whole)
+        buffers = [(buffer, buffer.clone()) for buffer in self.blocks.model.buffers()]
         devices = [self.device] if self.device.type == "cuda" else []
 
         def step(number: int) -> float:
@@ -320,7 +340,11 @@ class Pipeline:
             self.optimizer.zero_grad()
             return took
 
-        return self._micro_batches.time(self._choice, self.layout, step, most=most)
+        found = self._micro_batches.time(self._choice, self.layout, step, most=most)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)  # statistics of BatchNorm
+        return found
 
     # -- checkpoints
 

@@ -15,6 +15,10 @@ from syncline.pipeline.stage_clock import StageClock
 class Prefix(Protocol):
     """Supplies the values behind the frozen sublayers of the first stage, such as a cache of activations."""
 
+    @property
+    def read_s(self) -> float | None:
+        """Seconds to supply the values of one sample, 0 while that is not known; None if they are computed."""
+
     def move(self, layers: int, /) -> None:
         """From now on, the values behind the first `layers` sublayers are asked for."""
 

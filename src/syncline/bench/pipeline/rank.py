@@ -80,6 +80,8 @@ class _Job:
     cache: ActivationCache | None = None
     offer = ""
     """What was decided about the stages after the last freeze."""
+    set_up_s = 0.0
+    """Seconds to wrap or cut the model, with all measurements for that. Model and data were there."""
 
     def step(self, step: int) -> Tensor:
         """Train on one global batch; returns a loss, which is the last work that was issued."""
@@ -112,9 +114,11 @@ class _Ddp(_Job):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.replicas, self.rank = dist.get_world_size(), dist.get_rank()
-        self._model = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
-        if self.way.bf16:
-            self._model.register_comm_hook(None, bf16_compress_hook)
+        with timed(self.device) as took:
+            self._model = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
+            if self.way.bf16:
+                self._model.register_comm_hook(None, bf16_compress_hook)
+        (self.set_up_s,) = took
 
     def step(self, step: int) -> Tensor:
         """A plain DDP step."""
@@ -141,6 +145,12 @@ class _Piped(_Job):
 
     def __init__(self, way: Way, options: Options, seed: int, device: torch.device, folder: Path) -> None:
         super().__init__(way, options, seed, device, folder)
+        with timed(device) as took:
+            self._set_up(folder)
+        (self.set_up_s,) = took
+
+    def _set_up(self, folder: Path) -> None:
+        way, options = self.way, self.options
         blocks = Blocks.of(self.module)
         if way.cache:
             self.cache = shared_cache(
@@ -185,6 +195,8 @@ class _Piped(_Job):
             return None
         began, before = time.perf_counter(), self._pipe.layout
         was = self.frozen
+        if self.cache is not None:
+            self.cache.epochs = self.options.epochs - epoch - 1
         self.frozen = self._freezer.end_epoch()
         if self.frozen == was or not self.way.pipe:
             return None
@@ -214,9 +226,9 @@ class _Piped(_Job):
 
 
 def _train(job: _Job, report: Report) -> dict[str, Any]:
-    """All epochs: seconds of training (freezes and reshapes included, evaluation not), accuracy, shape, cache."""
+    """All epochs: seconds of training (with set-up, freezes and reshapes, without tests), accuracy, shape, cache."""
     options, epochs, reshapes = job.options, [], []
-    seconds = 0.0
+    seconds = job.set_up_s
     loss = torch.zeros(())
     for epoch in range(options.epochs):
         row: dict[str, Any] = {"frozen": job.frozen, "stages": job.stages, "replicas": job.replicas}
@@ -245,6 +257,7 @@ def _train(job: _Job, report: Report) -> dict[str, Any]:
         "epochs": epochs,
         "reshapes": reshapes,
         "seconds": seconds,
+        "set_up_s": job.set_up_s,
         "samples_per_s": samples / seconds,
         "peak_memory_bytes": job.memory.peak(),
     }

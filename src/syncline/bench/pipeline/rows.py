@@ -75,6 +75,7 @@ def _row(name: str, records: Records, goal: float | None) -> dict[str, Any]:
         "peak_memory_bytes": max(rank[name]["peak_memory_bytes"] for ranks in records for rank in ranks),
         "reshapes": [reshape | {"payback_s": payback(reshape, first["epochs"])} for reshape in first["reshapes"]],
         "seconds": mean([record["seconds"] for record in mine]),
+        "set_up_s": mean([record["set_up_s"] for record in mine]),
         "accuracies": accuracies,
         "accuracy_by_epoch": curve,
         "seconds_by_seed": [record["seconds"] for record in mine],
@@ -93,12 +94,13 @@ def _times_to(
 ) -> list[float | None]:
     """By seed, the seconds until the mean accuracy has reached the goal; None if it does not."""
     reached = epochs_to(goal, curve)
-    return [None if reached is None else _seconds_after(reached, record["epochs"]) for record in records]
+    return [None if reached is None else _seconds_after(reached, record) for record in records]
 
 
-def _seconds_after(count: int, epochs: Sequence[dict[str, Any]]) -> float:
+def _seconds_after(count: int, record: dict[str, Any]) -> float:
     """Seconds of training until the end of an epoch, without the freeze and the reshape that follow it."""
-    before = float(epochs[count - 2]["seconds"]) if count > 1 else 0.0
+    epochs = record["epochs"]
+    before = float(epochs[count - 2]["seconds"] if count > 1 else record["set_up_s"])
     return before + float(epochs[count - 1]["train_s"])
 
 

@@ -72,7 +72,9 @@ class ActivationCache:
         self.stats = CacheStats()
         self.why_off = ""
         self._layers, self._samples = list(layers), samples
-        self._check, self._epochs, self._must_pay, self._clock = check, epochs, must_pay, timing
+        self.epochs = epochs
+        """How many more epochs will read an entry. Set it when some have passed: a cache must pay for its writes."""
+        self._check, self._must_pay, self._clock = check, must_pay, timing
         self._random = random.Random(token)  # of its own: the job's random numbers stay as they are
         self._level = self._previous = self._from = 0
         self._settled, self._mode = False, _autocast()
@@ -99,7 +101,7 @@ class ActivationCache:
             raise UsageError(f"the boundary {layers} is not one of 0 to {len(self._layers)} layers")
         if self.why_off and self._store is not None:
             self.why_off = ""  # more layers cost more to compute: the cache may pay now
-        self._epochs = self._epochs if epochs is None else epochs
+        self.epochs = self.epochs if epochs is None else epochs
         self.boundary, self._settled = layers, False
         self._ahead.clear()
 
@@ -136,6 +138,13 @@ class ActivationCache:
             result = self._checked(samples, inputs, view, result, found.current)
         self._decide()
         return result
+
+    @property
+    def read_s(self) -> float | None:
+        """Seconds to read a sample, 0 while that is not known; None if the cache is off."""
+        if self.why_off:
+            return None
+        return median(list(self._payoff.read)) if self._payoff.read else 0.0
 
     def prefetch(self, samples: Tensor, view: int = 0) -> None:
         """Read the entries of a coming batch in the background."""
@@ -283,7 +292,7 @@ class ActivationCache:
     def _decide(self) -> None:
         if not self._must_pay or self.why_off or not self._payoff.known():
             return
-        if why := self._payoff.why_not(epochs_left=self._epochs):
+        if why := self._payoff.why_not(epochs_left=self.epochs):
             self._switch_off(why, failed=False)
 
     def _switch_off(self, why: str, *, failed: bool) -> None:

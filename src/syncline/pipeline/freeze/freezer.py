@@ -73,6 +73,13 @@ class Freezer:
         # Weakly typed in torch: a hook of a step gets (optimizer, args, kwargs).
         self._hooks: list[Any] = [optimizers[0].register_step_post_hook(self._stepped)] if optimizers else []
         self._hooks.append(self.blocks.model.register_forward_pre_hook(_BeforeForward(self)))
+        self._tokens_found = False
+        """Whether bare parameters in front of the first block were found after a freeze, so that they train still."""
+        self._first_block: Any = None
+        if self.blocks.bare:
+            first = self.blocks.modules(0)[0]
+            self._first_block = first.register_forward_pre_hook(_BeforeFirstBlock(self), with_kwargs=True)
+            self._hooks.append(self._first_block)
 
     @property
     def frozen(self) -> int:
@@ -142,6 +149,8 @@ class Freezer:
         """The model is about to run."""
         if not self.blocks.model.training:
             return
+        if self._tokens_found:
+            self._tokens_found, self._frozen_modules = False, set_frozen(self.blocks, self.state.frozen)
         if torch.is_grad_enabled():
             if self._probe is not None:
                 self._probe.offer(args)
@@ -149,6 +158,14 @@ class Freezer:
             if self.settings.every and self._in_epoch >= self.settings.every:
                 self.end_epoch()
         keep_frozen_in_eval(self._frozen_modules)
+
+    def before_first_block(self, args: Sequence[Any]) -> None:
+        """The first block is about to run: bare parameters that its inputs depend on are in front of it."""
+        if torch.compiler.is_compiling() or not (self.blocks.model.training and torch.is_grad_enabled()):
+            return
+        self.blocks = self.blocks.with_tokens(args)
+        self._tokens_found = self.state.frozen > 0 and bool(self.blocks.tokens)
+        self._first_block.remove()
 
     def _stepped(self, *_: Any) -> None:
         self._steps += 1
@@ -199,6 +216,15 @@ class _BeforeForward(StayingHook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         self._freezer.before_forward(args)
+
+
+class _BeforeFirstBlock(StayingHook):
+    def __init__(self, freezer: Freezer) -> None:
+        super().__init__()
+        self._freezer = freezer
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._freezer.before_first_block([*args, *kwargs.values()])
 
 
 def _numbered(state: Mapping[str, Tensor], name: str) -> list[Tensor]:

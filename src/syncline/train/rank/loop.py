@@ -130,11 +130,13 @@ class Loop:
     def _follow_freeze(self, history: History, *, saved: bool) -> None:
         """Between two epochs. `saved`: there is a checkpoint of this step."""
         done = len(history.losses)
+        left = self.train.epochs * self.steps - done
         self.context.recorder.step = done - 1  # the change is counted to the step before it
         for synchroniser in self.synchronisers:
             synchroniser.follow_freeze(
                 step_s=median(history.step_ms[-self.steps :]) / 1e3,
-                steps_left=self.train.epochs * self.steps - done,
+                steps_left=left,
+                epochs_left=left / self.steps,
                 save=partial(self._save, history) if self.train.checkpoint_every and not saved else None,
             )
 

@@ -97,11 +97,18 @@ class Snapshots:
                 state = {"frozen": [], "stages": 0, "steps": step, **pipeline}
                 if head["train"].get("pipe") != loop.train.pipe:
                     state["stages"] = 0  # the user asks for other stages than the run had
-                saved = {"model": head["parameters"][i], "optimizer": head["optimizers"][i]}
+                buffers = {} if pipeline else own["buffers"][i]  # a pipeline's parameters have the buffers with them
+                saved = {"model": {**head["parameters"][i], **buffers}, "optimizer": head["optimizers"][i]}
                 loop.synchronisers[i].load_whole_state({**state, **saved})
             else:
-                _copy(dict(phase.module.named_parameters()), head["parameters"][i])
-                _copy(dict(phase.module.named_buffers()), own["buffers"][i])
+                parameters, buffers = dict(phase.module.named_parameters()), dict(phase.module.named_buffers())
+                whole = head["parameters"][i]
+                if pipeline:  # a rank had the buffers of its stages alone; `whole` has them all, and every tied name
+                    _copy(buffers, {name: whole.get(name, buffers[name]) for name in buffers})
+                    whole = {name: whole[name] for name in parameters}
+                else:
+                    _copy(buffers, own["buffers"][i])
+                _copy(parameters, whole)
                 loop.optimizers[i].load_state_dict(head["optimizers"][i])
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]

@@ -35,6 +35,7 @@ def assemble(
     series = _means([rank["step_ms_series"] for rank in ranks])
     times = _times(series, first_history)
     median = times["step_ms"]["median"] or float("nan")
+    began = first_history.resumed_at[-1] if first_history.resumed_at else 0
     measured = all(record.network is not None for record in records)
     theories = [record.theory.serial for record in records if record.theory is not None]
     theory = max(theories, default=None)
@@ -62,15 +63,16 @@ def assemble(
         "buffer_divergence": max(record.buffer_divergence for record, _ in workers),
         "planned_at": ranks[0]["planned_at"],
         "guarded_at": ranks[0]["guarded_at"],
-        **({"restructurings": found} if (found := restructurings(spans, series)) else {}),
+        **({"restructurings": found} if (found := restructurings(spans, series, first=began)) else {}),
         "ranks": ranks,
     }
 
 
-def restructurings(spans: Sequence[Span], series: Sequence[float]) -> list[dict[str, Any]]:
+def restructurings(spans: Sequence[Span], series: Sequence[float], *, first: int = 0) -> list[dict[str, Any]]:
     """Freezes and reshapes: the slowest rank's cost, the steps they shortened, and when that had paid for it.
 
-    `series` has the milliseconds of each step. Steps between two of them are compared with those between the next two.
+    `series` has the milliseconds of each step, and `first` is the first step with spans (after a resume). Steps between
+    two changes are compared with those between the next two.
     """
     found: dict[tuple[int, str, str], float] = {}
     for span in spans:
@@ -80,7 +82,7 @@ def restructurings(spans: Sequence[Span], series: Sequence[float]) -> list[dict[
     # A freeze and the reshape behind it, with no step in between, shorten steps together.
     at = sorted({step for step, _, _ in found})
     # The first step after a change builds units and buckets again, and the first step of a run is a warm-up.
-    edges = [1, *(step + 2 for step in at), len(series) + 1]
+    edges = [first + 1, *(step + 2 for step in at), len(series) + 1]
     medians = [_median(series[low : max(low, high - 1)]) for low, high in pairwise(edges)]
     made = []
     for (step, kind, what), cost in sorted(found.items()):

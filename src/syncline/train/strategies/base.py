@@ -144,11 +144,13 @@ class Synchroniser:
             return None if self.freeze is None else self.freeze.frozen
         return self.freeze.end_epoch(test_loss)
 
-    def follow_freeze(self, *, step_s: float, steps_left: int, save: Callable[[], Path] | None) -> None:
+    def follow_freeze(
+        self, *, step_s: float, steps_left: int, epochs_left: float, save: Callable[[], Path] | None
+    ) -> None:
         """Other blocks may train than before: change what depends on it, between two epochs and after a resume.
 
-        `step_s`: seconds per step in the last epoch; `steps_left`: in the rest of the run; `save` writes a checkpoint,
-        which comes before anything moves between ranks.
+        `step_s`: seconds per step in the last epoch; `steps_left` and `epochs_left`: in the rest of the run; `save`
+        writes a checkpoint, which comes before anything moves between ranks.
         """
 
     def whole_state(self) -> dict[str, Any] | None:

@@ -93,8 +93,12 @@ class Piped(Synchroniser):
         mine = self.pipe.share(len(batch[0]))
         return self.pipe.evaluate(tuple(part[mine.start : mine.stop] for part in batch))
 
-    def follow_freeze(self, *, step_s: float, steps_left: int, save: Callable[[], Path] | None) -> None:
+    def follow_freeze(
+        self, *, step_s: float, steps_left: int, epochs_left: float, save: Callable[[], Path] | None
+    ) -> None:
         """Balance the stages again, or make fewer stages and more replicas where that pays."""
+        if self._cache is not None:
+            self._cache.epochs = epochs_left
         if not steps_left or self._blocks.frozen() == self._followed:
             return
         self._followed = self._blocks.frozen()
