@@ -90,6 +90,7 @@ def training_row(job, accuracy, loss=1.0, **more):
     ("codec", "lost", "says"),
     [
         ("int8", (0.1, -0.1, 0.2), "equal"),
+        ("int8", (-0.9, 0.9, 0.0), "within the noise"),
         ("int8", (0.4, 0.5, 0.6), "within the limit"),
         ("int8", (2.0, 2.1, 1.9), "worse"),
         ("int8", (0.0, 0.1, 6.0), "unclear"),

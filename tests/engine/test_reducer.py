@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -263,6 +264,38 @@ def switches(rank: int, world: int) -> tuple[list[Any], float, list[str]]:
     dist.all_reduce(owed)
     lost = float(owed / world - sum(t.double().sum() for t in sent))
     return [p.tolist() for p in net.parameters()], lost, executors
+
+
+def leaves_zeros(rank: int, world: int) -> tuple[list[bool], list[str]]:
+    """As on a GPU, where a codec without feedback cannot know whether it has added a residual."""
+    launch_run = import_module("syncline.engine.launch.run")
+    original = launch_run.new_state
+
+    def new_state(result: Any, old: Any) -> dict[str, Tensor]:
+        new: dict[str, Tensor] = original(result, old)
+        return new or {key: torch.zeros_like(tensor) for key, tensor in old.items() if key == "error"}
+
+    launch_run.new_state = new_state
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sync = syncline.attach(net, optimizer, plan=default_plan(shapes_of(net), compress="topk(ratio=0.1)", group_bytes=0))
+    active = []
+    for step in range(4):
+        if step == 1:
+            sync.replan(reducer_plan(net))
+        forward(net, batch(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        active.append(sync._reducer.active)
+    state = list(sync.state_dict())
+    sync.close()
+    return active, state
+
+
+def test_residuals_that_were_sent_do_not_keep_the_reducer_away() -> None:
+    for active, state in run_ranks(leaves_zeros, 2):
+        assert active == [False, True, True, True]
+        assert state == ["syncline.step"]
 
 
 def local(net: nn.ModuleList, rank: int, step: int) -> list[Tensor]:

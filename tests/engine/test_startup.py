@@ -385,6 +385,28 @@ def test_jobs_start_as_ddp_does_and_remember_their_plan(tmp_path: Path) -> None:
     assert not second["damaged"]["said"]
 
 
+def unlike(rank: int, world: int, folder: str) -> list[bool]:
+    """Two runs of a job on machines with different numbers of cores."""
+    import_module("syncline.engine.attach").START = "reducer"
+    import_module("syncline.engine.tuning.plan_memory").available_cores = lambda: 4 + rank
+    remembered = []
+    for steps in (TUNED, 2):
+        net, made = model(), []
+
+        def attached(optimizer: Any, net: Any = net, made: Any = made) -> Any:
+            made.append(syncline.attach(net, optimizer, plan_cache=Path(folder) if rank == 0 else False))
+            return made[0]
+
+        trained(net, net.parameters(), rank, steps, before=attached)
+        remembered.append(made[0].auto.report.remembered)
+        made[0].close()
+    return remembered
+
+
+def test_plans_are_remembered_where_ranks_have_unlike_machines(tmp_path: Path) -> None:
+    assert run_ranks(unlike, 2, str(tmp_path)) == [[False, True]] * 2
+
+
 def unsuitable(rank: int, world: int) -> list[tuple[Any, ...]]:
     """Loops that torch's reducer cannot run, from some step on."""
     import_module("syncline.engine.attach").START = "reducer"

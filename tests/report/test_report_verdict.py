@@ -165,8 +165,13 @@ def test_bytes_that_differ_from_theory_are_reported() -> None:
 def test_oversubscription_and_unshaped_links_are_cautions() -> None:
     found = cautions(samples.results())
     assert found[0].startswith("4 ranks share 2 cores, so forward and backward are slower than on 4 machines")
-    assert any("not over shaped links" in text for text in cautions(samples.results(bandwidth=None)))
+    here = samples.results(bandwidth=None)
+    here["runs"] = [run | {"nodes": 1} for run in here["runs"]]
+    assert any("not over shaped links" in text for text in cautions(here))
     assert cautions(samples.results(environment={"cores": 8})) == []
+    real = samples.results(bandwidth=None)
+    real["runs"] = [run | {"nodes": 2} for run in real["runs"]]
+    assert not any("inside one machine" in text for text in cautions(real)), "two machines have a network"
     assert cautions(samples.results(environment={"cores": 2, "gpu": "H200"})) == []
 
 

@@ -83,7 +83,10 @@ def test_a_run_freezes_says_what_it_costs_and_resumes_with_the_same_state(tmp_pa
         spans = [e for e in json.load(file)["traceEvents"] if e.get("name", "").startswith("freeze")]
     assert {event["pid"] for event in spans} >= {0, 1}
     assert all(
-        f"{event['name']}".rpartition(", ")[2].startswith(("paid back after", "not paid back")) for event in spans
+        f"{event['name']}".rpartition(", ")[2].startswith(
+            ("paid back after", "would be paid back after", "not paid back")
+        )
+        for event in spans
     )
 
     # Stopped in the middle of the third epoch, by one epoch less and an older checkpoint.
@@ -143,7 +146,7 @@ def test_cost_and_payback_of_changes():
     spans = [span(0, 3, "freeze", 1), span(1, 3, "freeze", 2), span(0, 7, "reshape", 5), span(0, 2, "other", 1)]
     first, second = restructurings(spans, series)
     assert first == {
-        "step": 3, "kind": "freeze", "what": "x", "cost_ms": 7.0, "saved_ms": 2, "payback_steps": 3.5,
+        "step": 3, "kind": "freeze", "what": "x", "cost_ms": 7.0, "saved_ms": 2, "payback_steps": 3.5, "steps_after": 7,
     }  # fmt: skip
     assert (second["kind"], second["cost_ms"], second["saved_ms"], second["payback_steps"]) == (
         "reshape",
@@ -155,6 +158,8 @@ def test_cost_and_payback_of_changes():
     assert restructurings([], series) == []
     resumed = restructurings([span(0, 3, "freeze", 1)], [99, 50, 20, 20, 9, 10, 10], first=2)
     assert resumed[0]["saved_ms"] == 10, "steps before the resume have no spans, and do not count"
+    late = with_payback(spans[:1], [{**first, "steps_after": 2}])
+    assert late[0].unit == "x, would be paid back after 4", "the run had ended before"
     units = [span.unit for span in with_payback(spans, [first, second])]
     assert units == ["x, paid back after 4 steps"] * 2 + ["x, not paid back", "x"]
     together = restructurings([span(0, 3, "freeze", 1), span(0, 3, "reshape", 4)], [90, 10, 10, 10, 8, 8, 8])

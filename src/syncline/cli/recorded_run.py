@@ -125,7 +125,7 @@ def find_run(path: Path) -> RecordedRun:
         return RecordedRun(folder, record, network["bandwidth"])
     # The first step with the plan still warms up.
     steady = numbers(row["step_ms_series"][record.planned_at + 1 :])
-    per_node = max(1, record.costs.world // row["nodes"]) if network["emulated"] else 1
+    per_node = max(1, record.costs.world // row["nodes"]) if network["emulated"] else record.costs.node
     measured = median(steady) if len(steady) >= _FEWEST_STEPS else None
     # The costs belong to the link at the time of the last plan.
     changed = [c["bandwidth"] for c in row.get("link_changes") or () if c["step"] <= record.planned_at]

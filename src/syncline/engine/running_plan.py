@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from syncline import codecs, exchange
-from syncline.engine.launch.batches import count_rounds, launch_batches
+from syncline.engine.launch.batches import CodecBatch, count_rounds, launch_batches
 from syncline.engine.launch.units import Launch, Slot, UnitRun, build_units, gather_states
 from syncline.engine.process_groups import Groups
 from syncline.exchange import Link
@@ -54,7 +55,23 @@ class RunningPlan:
     @property
     def owes_residuals(self) -> bool:
         """Whether a codec of another plan has left residuals that are to be added to the next gradient."""
-        return any("error" in b.state for unit in self.units for launch in unit.launches for b in launch.batches)
+        return bool(self._with_residuals())
+
+    def forget_sent_residuals(self) -> None:
+        """Drop residuals if all are zero on every rank; all ranks call it, since all of them have some.
+
+        On a GPU a codec without feedback leaves zeros where it has added a residual: only the device knows whether it
+        did, as the step may have been broken.
+        """
+        batches = self._with_residuals()
+        left = torch.stack([batch.state["error"].any() for batch in batches]).any().cpu()
+        if not self._groups.gather(left.long().view(1)).any():
+            for batch in batches:
+                batch.state = {key: tensor for key, tensor in batch.state.items() if key != "error"}
+
+    def _with_residuals(self) -> list[CodecBatch]:
+        batches = [batch for unit in self.units for launch in unit.launches for batch in launch.batches]
+        return [batch for batch in batches if "error" in batch.state]
 
     def load(self, states: dict[str, dict[str, Tensor]]) -> None:
         """Replace all codec state."""

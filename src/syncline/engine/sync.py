@@ -217,7 +217,8 @@ class Sync:
         self.wait()
         states, self.step = read_state(state, {slot.name: slot.parameter for slot in self.slots})
         self._running.load({n: {k: t.to(self.device) for k, t in s.items()} for n, s in states.items()})
-        self._use_planned_executor()
+        if self.world > 1:
+            self._use_planned_executor()
 
     def replan(self, plan: Plan) -> None:
         """Continue with another plan; all ranks call this between the same two steps. Codec state is kept by name."""
@@ -415,6 +416,13 @@ class Sync:
             self.wait()
             self._backward.frozen_parameters_changed()
             self._reducer.release()
+        elif no_pass and not self._reducer.active:
+            # Nobody has seen a pass in which only parameters trained that were frozen until now.
+            unseen = [slot.parameter for slot in self.slots if not slot.hooks and slot.parameter.requires_grad]
+            if unseen and any(parameter.grad is not None for parameter in unseen):
+                self.wait()
+                self._backward.add_hooks()
+                self._backward.average([parameter for parameter in unseen if parameter.grad is not None])
 
     def _make_executor(self, workers: int, *, capture: bool) -> Executor:
         if self.device.type == "cuda":
@@ -535,6 +543,8 @@ class Sync:
             self._running.plan = replace(self.plan, about={**self.plan.about, "capture": self._captures.report()})
         if self.plan.executor == "reducer" and not self._reducer.active and not self._profiled:
             self.wait()
+            if self._running.owes_residuals:
+                self._running.forget_sent_residuals()
             self._use_planned_executor()  # residuals of the plan before may have been sent now
         self.tell_peers(f"step {self.step}: forward")
         assert self._compiled is not None

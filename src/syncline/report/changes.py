@@ -31,13 +31,16 @@ class Change:
     after_ms: float | None
     together_ms: float
     """The cost of all changes between the same two steps: they are paid back together."""
+    left_s: float
+    """Seconds of the recording after it."""
 
     @property
     def payback_s(self) -> float | None:
-        """Seconds of training until shorter steps have gained the cost; None where steps are not shorter."""
+        """Seconds of training until shorter steps have gained the cost; None where they had not at the end."""
         if self.before_ms is None or self.after_ms is None or self.after_ms >= self.before_ms:
             return None
-        return self.together_ms / (self.before_ms - self.after_ms) * self.after_ms / 1e3
+        seconds = self.together_ms / (self.before_ms - self.after_ms) * self.after_ms / 1e3
+        return seconds if seconds <= self.left_s else None
 
 
 def changes(spans: Sequence[Span]) -> list[Change]:
@@ -67,7 +70,8 @@ def changes(spans: Sequence[Span]) -> list[Change]:
         cost = costs[span.step, span.name, span.unit] + (slow if last else 0.0)
         together = slow + sum(ms for (step, _, _), ms in costs.items() if step == span.step)
         at = (span.start - origin) / 1e9
-        made.append(Change(span.name, span.unit.partition(",")[0], span.step, at, cost, before, after, together))
+        left = max(0, steps[-1].end - span.end) / 1e9 if steps else 0.0
+        made.append(Change(span.name, span.unit.partition(",")[0], span.step, at, cost, before, after, together, left))
     return made
 
 

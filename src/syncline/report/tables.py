@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -96,17 +97,22 @@ _SCALING: Columns = (
     ("speed\n-up", lambda point: times(point.whole_speedup)),
 )
 
+
+def _payback(change: Any) -> str:
+    """After how many steps a change had gained its cost; more than there were in brackets."""
+    count, after = change["payback_steps"], change.get("steps_after")
+    if count is None:
+        return "not yet" if change["saved_ms"] is None else "never"
+    return str(math.ceil(count)) if after is None or count <= after else f"not yet ({math.ceil(count)})"
+
+
 _RESTRUCTURINGS: Columns = (
     ("change", lambda change: f"{change['kind']}: {change['what']}"),
     ("after\nstep", lambda change: str(change["step"] + 1)),
     ("cost", lambda change: duration(change["cost_ms"])),
     ("saved\nper step", lambda change: duration(change["saved_ms"])),
-    ("paid back\nafter steps", lambda change: _steps(change["payback_steps"])),
+    ("paid back\nafter steps", _payback),
 )
-
-
-def _steps(count: float | None) -> str:
-    return "not yet" if count is None else str(math.ceil(count))
 
 
 def print_summary(results: Results, console: Console) -> None:

@@ -113,14 +113,17 @@ def cautions(results: Results) -> list[str]:
     """Warnings about the machine and the runs that a reader needs before comparing times."""
     found = []
     cores = finite(results.get("environment", {}).get("cores"))
+    emulated = bool(results.get("network", {}).get("emulated"))
+    machines = 1 if emulated else max((run.get("nodes", 1) for run in results["runs"]), default=1)
     most = max((workers(run) + run.get("servers", 0) for run in results["runs"]), default=0)
+    most = -(-most // machines)  # on each of them
     if cores and most > cores and not results["environment"].get("gpu"):
         found.append(
             f"{most} ranks share {plural(int(cores), 'core')}, so forward and backward are slower than on {most} "
             "machines: compare exchange shares and bytes, not absolute times or efficiency."
         )
     network = results.get("network", {})
-    if network and not network.get("emulated") and most > 1:
+    if network and not emulated and machines == 1 and most > 1:
         note = network.get("note")
         reason = f" ({one_line(note)})" if note else ""
         found.append(

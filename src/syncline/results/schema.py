@@ -121,6 +121,8 @@ class Restructuring(TypedDict):
     """Milliseconds per step: the median step before it minus the one after it."""
     payback_steps: Number
     """Null where steps did not get shorter."""
+    steps_after: NotRequired[Count]
+    """Steps of the run after it."""
 
 
 class LinkChange(TypedDict):

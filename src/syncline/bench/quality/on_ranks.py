@@ -51,7 +51,7 @@ def _run_rank(place: Place, payload: tuple[Job, Options, str], report: Report) -
     """Train as one rank, and return the row; losses are means over the ranks, seconds this rank's own."""
     job, options, store = payload
     with joined(options, place, store) as device:
-        parts = prepare(job, device)
+        parts = prepare(job, device, rank=place.rank)
         where = {"batch": job.batch, "seed": job.seed, "rank": place.rank, "workers": job.workers}
         sampler = Sampler(len(parts.workload.train), **where)
         phases = parts.workload.phases

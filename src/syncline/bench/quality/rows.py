@@ -74,10 +74,10 @@ def _number(loss: float | None) -> float:
 
 
 def verdict(codec: str, figures: Row) -> str:
-    """Dense, diverged, equal, better, within the limit, worse, or unclear.
+    """Dense, diverged, equal, within the noise, better, within the limit, worse, or unclear.
 
-    `equal`: the interval of the difference to dense contains zero, and the mean is within the limit. `unclear`: the
-    mean is not, so that more seeds are needed.
+    `equal`: the interval of the difference to dense contains zero and is within the limit. `within the noise`: the
+    interval reaches beyond the limit, and the mean does not. `unclear`: the mean does, so more seeds are needed.
     """
     if codec == DENSE:
         return "dense"
@@ -91,5 +91,6 @@ def verdict(codec: str, figures: Row) -> str:
     if interval[1] < 0:
         return "better"
     if lost <= limit:
-        return "equal" if interval[0] <= 0 else "within the limit"
+        within = "equal" if interval[1] <= limit else "within the noise"
+        return within if interval[0] <= 0 else "within the limit"
     return "worse" if interval[0] > 0 else "unclear"

@@ -24,7 +24,8 @@ COLUMNS: Columns = (
 NOTE = (
     "Brackets: the 95% interval of the mean over the seeds, from differences between runs of the same seed. The loss is"
     " that of the test samples, or the last training loss where there are none. Verdict: equal (zero is inside the"
-    f" interval), within the limit ({LIMIT:g} point, or percent of loss without an accuracy; auto:"
+    f" interval, and all of it is within the limit), within the noise (the mean is, and not the whole interval), within"
+    f" the limit ({LIMIT:g} point, or percent of loss without an accuracy; auto:"
     f" {AUTO_LIMITS['points']:g} and {AUTO_LIMITS['loss_percent']:g}), worse, or unclear (beyond the limit, and zero is"
     " inside). Error: relative squared error of the averaged gradients as auto's guard read it in training, mean and"
     " largest, and the budget. Speed: seconds of dense / seconds, for real ranks."

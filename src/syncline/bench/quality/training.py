@@ -33,8 +33,8 @@ class Parts:
     schedules: tuple[LambdaLR, ...]
 
 
-def prepare(job: Job, device: torch.device) -> Parts:
-    """Model, data and optimizers of a job, the same on every rank.
+def prepare(job: Job, device: torch.device, *, rank: int = 0) -> Parts:
+    """Model, data and optimizers of a job, the same on every rank; random numbers from now on are the rank's own.
 
     The learning rate falls to zero, so that the final figures do not depend on the noise of the last steps.
     """
@@ -43,6 +43,7 @@ def prepare(job: Job, device: torch.device) -> Parts:
         _load(workload, pretrained(job.pretrain, job.data, job.pretrain_steps, job.batch, job.seed, device))
     parameters = [[p for p in phase.module.parameters() if p.requires_grad] for phase in workload.phases]
     optimizers = tuple(load_optimizer(job.optimizer, one) for one in parameters)
+    torch.manual_seed(1000 * job.seed + rank)  # dropout
     return Parts(workload, optimizers, tuple(LambdaLR(one, lambda step: 1 - step / job.steps) for one in optimizers))
 
 

@@ -183,15 +183,18 @@ class UnitRun:
         """An optimizer steps with these parameters: it is the one that changes them, and its step commits."""
         self.stepped, self._checksums = True, []
 
-    def commit(self, edited: Sequence[Tensor] = ()) -> None:
+    def commit(self, edited: Sequence[Tensor] = (), *, broken: Tensor | None = None) -> None:
         """An optimizer steps with the averaged gradients: keep the codec states that their exchange left.
 
         `edited`: the gradients, if the user may have changed them (see `edited_gradients`). If all are zero now, the
-        user skips the step, and the states stay as they were before it.
+        user skips the step, and the states stay as they were before it. They stay as well where `broken` is not zero:
+        a fused optimizer has skipped the step (GradScaler).
         """
         self.optimizer_steps()
-        if edited and self.uncommitted:
-            used = torch.stack([grad.any() for grad in edited]).any()
+        facts = [torch.stack([grad.any() for grad in edited]).any()] if edited else []
+        facts += [] if broken is None else [(broken == 0).all()]
+        if facts and self.uncommitted:
+            used = torch.stack(facts).all()
             if used.device.type != "cpu":  # the host does not wait: the device decides
                 for launch in self.launches:
                     launch.keep_if(used)

@@ -1,7 +1,7 @@
 """`optimizer.step()` under the engine: it returns at once, and each unit is updated when its gradients have arrived."""
 
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -59,6 +59,8 @@ class Stepper:
         self._adopted: weakref.WeakSet[Adopted] = weakref.WeakSet()
         self._slots = {id(slot.parameter): slot for slot in engine.slots}
         self._guards = True
+        self._recent: deque[Settings] = deque(maxlen=8)
+        """The settings of the last steps."""
         self.stepping: torch.optim.Optimizer | None = None
         """The adopted optimizer that steps now."""
 
@@ -156,6 +158,8 @@ class Stepper:
             if changed is not None:
                 (_, *args), kwargs = changed
         executor = self._engine.executor
+        # On a GPU, copies of settings come before the updates that read them, and stay until those are done.
+        self._recent.append(settings(optimizer))
         executor.begin_updates(self._engine.units)
         settled = self._state.phase is not Phase.UPDATING
         self._state.begin_step()
@@ -182,7 +186,7 @@ class Stepper:
     def _hand_over(self, adopted: Adopted, state: WaitingState, arguments: _Arguments, *, settled: bool) -> None:
         """Give the executor one update per unit of this optimizer."""
         optimizer = adopted.optimizer
-        at = settings(optimizer)
+        at = self._recent[-1]
         by_unit: dict[UnitRun | None, list[ParameterUpdate]] = {}
         held: set[UnitRun | None] = {None} if adopted.shared else set()
         parameters = [(i, p) for i, group in enumerate(optimizer.param_groups) for p in group["params"]]
@@ -233,20 +237,24 @@ class Stepper:
         recorder = self._engine.recorder
         begin, step = recorder.mark("update"), recorder.step  # a recording counts the step inside the original
         args, kwargs = arguments
+        broken = getattr(adopted.optimizer, "found_inf", None)
         with stepping_as_lists(adopted.optimizer, adopted.groups_of_small()):
             result = adopted.original["step"](*args, **kwargs)
         recorder.add("update", "update", begin, recorder.mark("update"), unit="all", step=step)
-        self.stepped_whole(adopted.optimizer)
+        self.stepped_whole(adopted.optimizer, broken=broken)
         return result
 
-    def stepped_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped all its parameters by itself: commit codec states, count the step."""
+    def stepped_whole(self, optimizer: torch.optim.Optimizer, *, broken: Any = None) -> None:
+        """An optimizer has stepped all its parameters by itself: commit codec states, count the step.
+
+        `broken`: a tensor that is not zero if GradScaler has found a gradient that is not finite.
+        """
         uncommitted = [unit for unit in self._engine.units if unit.uncommitted]
         if uncommitted:
             mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
             for unit in uncommitted:
                 if any(id(slot.parameter) in mine for slot in unit.slots):
-                    unit.commit(unit.edited_gradients())
+                    unit.commit(unit.edited_gradients(), broken=broken)
         self._stepped(self._state.whole_step())
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:

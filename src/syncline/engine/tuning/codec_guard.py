@@ -1,7 +1,8 @@
 """The guard of codec errors: units whose codec loses too much in the running job step back, and forward again later.
 
-Every `EVERY` steps some units are watched (`error_watch.py`). `guard_rules.py` decides which of them step back to an
-exact codec. Those are measured again later on their averaged gradients, and get a codec that fits the budget then.
+Every `EVERY` steps some units are watched (`error_watch.py`). `guard_rules.py` decides which of them step back to a
+codec that loses next to nothing. Those are measured again later on their averaged gradients, and get a codec that fits
+the budget then.
 """
 
 from collections import deque
@@ -31,6 +32,8 @@ KEPT = 1000
 """How many readings are kept."""
 HYSTERESIS = 2.0
 """A unit comes forward only if this many times its measured error fits the budget."""
+NEXT_TO_NOTHING = 0.01
+"""A unit steps back to a codec that loses at most this share of what a unit may lose, or to one that only rounds."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class CodecGuard:
         planned = {u.name: (weights[u.name], errors.of(u)) for u in lossy}
         self.rules.planned(planned, verified=verified, later=later if lossy else ())
         if not verified:
-            self._guarded = replace(self._guarded, plan=self._with_exact(lossy))
+            self._guarded = replace(self._guarded, plan=self._with_better(lossy))
             self._steps = EVERY - 1  # measure at once
         return self._guarded.plan
 
@@ -155,9 +158,11 @@ class CodecGuard:
         self._due = self.rules.due()
         if self._due:
             names = [name for u in guarded.plan.units if u.name in self._due for name in u.parameters]
-            self._history = GradientHistory(engine, names)
+            now = {unit.codec for unit in guarded.plan.units if unit.name in self._due}
+            self._history = GradientHistory(engine, names, exact=now)
             return
-        forward = self.rules.forward
+        # Those that have stepped back to a codec that loses something are watched, too.
+        forward = [u.name for u in guarded.plan.units if u.name in self.rules.units and u.codec not in ROUNDING]
         turned = [*self.rules.suspects(), *forward[self._turn :], *forward[: self._turn]]
         chosen = list(dict.fromkeys(turned))[:WATCHED]
         self._turn = (self._turn + WATCHED) % len(forward) if forward else 0
@@ -175,6 +180,9 @@ class CodecGuard:
         if not back:
             return None
         units = [unit for unit in guarded.plan.units if unit.name in back]
+        known = {unit.name: self.errors.of(unit) for unit in units}
+        growth = {name: readings[name].error / error for name, error in known.items() if name in readings and error}
+        better = self._with_better(units, growth=growth)
         # The planner must not choose these codecs again from what it measured before.
         for unit in units:
             read, error, lost = readings.get(unit.name), self.errors.of(unit), self.errors.lost_values(unit)
@@ -182,21 +190,30 @@ class CodecGuard:
                 row = CodecError(read.error, max(read.error, error), lost_values=max(read.lost_values, lost))
                 worse = {built(unit.codec).text: dict.fromkeys(unit.parameters, row)}
                 self.errors = self.errors.updated(Errors({}, worse))
-        return self._use(self._with_exact(units), back)
+        return self._use(better, back) if better.hash != guarded.plan.hash else None
 
-    def _with_exact(self, units: Sequence[Unit]) -> Plan:
-        """The plan with these units dense or in BF16, whichever takes less time."""
-        guarded = self._guarded
+    def _with_better(self, units: Sequence[Unit], *, growth: Mapping[str, float] | None = None) -> Plan:
+        """The plan with these units dense, in BF16, or with a codec that loses next to nothing: what takes least time.
+
+        `growth`: by unit, how many times its error is what was measured; None: no measurement counts.
+        """
+        guarded, errors = self._guarded, self.errors
         assert guarded is not None
+        assert errors is not None
         by_name = {shape.name: shape for shape in guarded.shapes}
-        exact = {
-            unit.name: min(
-                (best_as(unit, by_name, guarded.costs, name) for name in ALWAYS),
-                key=lambda way: alone(way, by_name, guarded.costs),
-            )
-            for unit in units
-        }
-        return with_units(guarded.plan, exact)
+        budget = self._automatic.budget
+        lossless = replace(budget, error=NEXT_TO_NOTHING * budget.error, unit=NEXT_TO_NOTHING * budget.unit)
+
+        def ways(unit: Unit) -> list[Unit]:
+            made = [best_as(unit, by_name, guarded.costs, name) for name in ALWAYS]
+            if growth is None:
+                return made
+            lossy = [best_as(unit, by_name, guarded.costs, name) for name in self._automatic.codecs]
+            worse = errors.scaled(HYSTERESIS * max(1.0, growth.get(unit.name, 1.0)))
+            return made + [way for way in lossy if lossless.allows_unit(way, worse)]
+
+        found = {unit.name: min(ways(unit), key=lambda way: alone(way, by_name, guarded.costs)) for unit in units}
+        return with_units(guarded.plan, found)
 
     def _come_forward(self) -> Plan | None:
         """Give the units that were due the codecs that fit the budget now, if any do."""

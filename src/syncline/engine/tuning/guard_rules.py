@@ -1,4 +1,4 @@
-"""Rules of the guard: when units step back to exact codecs, and when they may come forward again.
+"""Rules of the guard: when units step back to better codecs, and when they may come forward again.
 
 Pure: it gets readings that all ranks share, so all ranks decide alike. A unit that has stepped back is measured again
 after a number of checks that doubles every time, so the guard cannot oscillate.
@@ -98,7 +98,11 @@ class GuardRules:
         back: dict[str, str] = {}
         for name, reading in readings.items():
             unit = self.units.get(name)
-            if unit is None or unit.back or not _finite(reading):
+            if unit is None or not _finite(reading):
+                continue
+            if unit.back:  # to a codec that loses something still
+                if self._beyond(reading):
+                    back[name] = self._why_back(unit, reading)
                 continue
             if why := self._why_back(unit, reading):
                 back[name] = why
@@ -117,7 +121,7 @@ class GuardRules:
         return back
 
     def _why_back(self, unit: GuardedUnit, reading: Reading) -> str:
-        if self._beyond(reading, SURE if not unit.over else 1.0):
+        if self._beyond(reading, SURE if not (unit.over or unit.back) else 1.0):
             if reading.error > self.budget.unit:
                 return f"its error is {reading.error:.2g}, and a unit may lose {self.budget.unit:.2g}"
             return f"{reading.lost_values:.0%} of its values are lost, and {self.budget.values:.0%} may be"

@@ -6,7 +6,7 @@ sparsifiers it is more than that, since the errors of several ranks partly cance
 parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple
 from itertools import count
 
@@ -31,8 +31,12 @@ _CHUNK = 1 << 20
 class GradientHistory:
     """Copies of the averaged gradients of some steps, of the parameters that this rank measures."""
 
-    def __init__(self, engine: EngineView, names: Sequence[str] | None = None) -> None:
-        """`names`: the parameters to measure; None: all. The same on all ranks."""
+    def __init__(self, engine: EngineView, names: Sequence[str] | None = None, *, exact: Collection[str] = ()) -> None:
+        """`names`: the parameters to measure; None: all. The same on all ranks.
+
+        `exact`: codecs whose averages count as exact, besides those that only round.
+        """
+        self._exact = {*ROUNDING, *exact}
         slots = [slot for slot in engine.slots if names is None or slot.name in names]
         self._mine = shares(slots, engine.world)[engine.rank]
         self._steps: list[dict[str, Tensor]] = []
@@ -42,7 +46,7 @@ class GradientHistory:
         kept = {}
         for slot in self._mine:
             grad = slot.parameter.grad
-            if grad is not None and slot.unit is not None and slot.unit.row.codec in ROUNDING:
+            if grad is not None and slot.unit is not None and slot.unit.row.codec in self._exact:
                 kept[slot.name] = as_real(grad.detach()).clone()
         self._steps.append(kept)
 

@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -35,9 +36,10 @@ class PlanMemory:
             texts, problems = cache.read(self._folder, job, self._codecs)
             for problem in problems:
                 engine.say(problem)
-            text = json.dumps(texts)
-        text = engine.groups.text_of_rank_0(text).strip()
-        self._found = [cache.parse_remembered(one, job, self._codecs) for one in json.loads(text or "[]")]
+            text = json.dumps([asdict(job), texts])
+        # Rank 0's job: other ranks may have another GPU, or another number of cores.
+        about, texts = json.loads(engine.groups.text_of_rank_0(text).strip() or "[{}, []]")
+        self._found = [cache.parse_remembered(one, Job(**about), self._codecs) for one in texts]
         self._found = [one for one in self._found if self._fits(engine, one)]
         return bool(self._found)
 

@@ -28,7 +28,7 @@ from syncline.train.config import Train
 from syncline.train.data import Dataset
 from syncline.train.data.sampler import Sampler
 from syncline.train.rank.memory import PeakMemory
-from syncline.train.rank.network_counters import NetworkBytes, read_counters
+from syncline.train.rank.network_counters import NetworkBytes, StepTraffic
 from syncline.train.rank.step_log import StepLog
 from syncline.train.strategies import Context, Synchroniser
 from syncline.train.workload import Workload
@@ -78,11 +78,11 @@ class Loop:
             self._follow_freeze(history, saved=True)
         warm_up = max(synchroniser.warm_up_steps for synchroniser in self.synchronisers)
         first_counted = max(first, min(first + warm_up, total - 2))
-        before = after = None
-        going = True
+        traffic, going = StepTraffic(), True
         with self.log.open(append=first > 0) as file:
             for epoch in range(first // self.steps, self.train.epochs):
                 started = time.perf_counter() - history.epoch_s
+                traffic.resume()
                 for step in range(max(first, epoch * self.steps), (epoch + 1) * self.steps):
                     if self.gate is not None and self.gate.due(step):
                         self._wait_for_work()
@@ -93,22 +93,24 @@ class Loop:
                         if not going:
                             break
                     self.log.add(step, self._step(step), self._synchronised_bytes())
+                    traffic.step()
                     if step == first_counted and self.count_network:
                         self._wait_for_work()
-                        before = read_counters()
+                        traffic.begin()
                     if self.device.type == "cpu":
                         self.log.write(file, epoch=epoch, history=history)
                     if self._checkpoint_due(step + 1) and (step + 1) % self.steps:
                         self._wait_for_work()
+                        traffic.pause()
                         self.log.write(file, epoch=epoch, history=history)
                         history.epoch_s = time.perf_counter() - started
                         self._save(history)
+                        traffic.resume()
                 self._wait_for_work()
+                traffic.pause()
                 # On a GPU a row needs finished events: rows are written once per epoch, without a sync in each step.
                 self.log.write(file, epoch=epoch, history=history)
                 train_s = time.perf_counter() - started
-                if before is not None:
-                    after = read_counters()  # before the evaluation, which may exchange buffers
                 history.epochs.append(self._end_epoch(epoch, train_s, history))
                 history.epoch_s = 0.0
                 # After the evaluation, which is a part of the epoch and may make buffers equal.
@@ -118,10 +120,7 @@ class Loop:
                 if not going:
                     break
                 self._follow_freeze(history, saved=saved)
-        counted = total - 1 - first_counted
-        if before is None or after is None or counted < 1:
-            return None
-        return after.per_step_since(before, steps=counted)
+        return traffic.mean()
 
     def _save(self, history: History) -> Path:
         self._wait_for_work()

@@ -109,7 +109,11 @@ class Snapshots:
                 else:
                     _copy(buffers, own["buffers"][i])
                 _copy(parameters, whole)
+                momenta = [group.get("momentum") for group in loop.optimizers[i].param_groups]
                 loop.optimizers[i].load_state_dict(head["optimizers"][i])
+                if self.strategy != head["strategy"]:  # one of them may have the momentum in its codec (ring-dgc)
+                    for group, momentum in zip(loop.optimizers[i].param_groups, momenta, strict=True):
+                        group |= {} if momentum is None else {"momentum": momentum}
             if self.strategy == head["strategy"]:
                 states = [part["synchronisers"][i] for part in parts]
                 # Gradients are averaged, so the mean of the residuals is kept, whatever the number of ranks.

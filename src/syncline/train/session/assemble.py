@@ -94,9 +94,8 @@ def restructurings(spans: Sequence[Span], series: Sequence[float], *, first: int
         together = slow + sum(found[key] for key in same)
         cost += slow if (step, kind, what) == max(same) else 0.0
         payback = together / saved if saved is not None and saved > 0 else None
-        made.append(
-            {"step": step, "kind": kind, "what": what, "cost_ms": cost, "saved_ms": saved, "payback_steps": payback}
-        )
+        row = {"step": step, "kind": kind, "what": what, "cost_ms": cost, "saved_ms": saved}
+        made.append({**row, "payback_steps": payback, "steps_after": max(0, len(series) - 1 - step)})
     return made
 
 
@@ -105,7 +104,12 @@ def with_payback(spans: Sequence[Span], changes: Sequence[Mapping[str, Any]]) ->
     said = {}
     for change in changes:
         steps = change["payback_steps"]
-        when = "not paid back" if steps is None else f"paid back after {math.ceil(steps)} steps"
+        when = "not paid back"
+        if steps is not None:
+            done = steps <= change["steps_after"]
+            when = (
+                f"paid back after {math.ceil(steps)} steps" if done else f"would be paid back after {math.ceil(steps)}"
+            )
         said[change["step"], change["kind"], change["what"]] = f"{change['what']}, {when}"
     return [
         replace(span, unit=said.get((span.step, span.name, span.unit), span.unit)) if span.lane == "between" else span

@@ -54,18 +54,19 @@ def run_on_ray(
     with _connected(ray):
         needs, ranks = _needs(ray, config)
         list_runs(config, world_size=ranks, fixed=True)  # a wrong setting is an error here, before anything starts
+        folder = RunFolder(out, label=config.train.model).path  # one that cannot be used is an error now
         with _room(ray, needs, ranks) as group:
             files, failure = _run(ray, group, _placed(ray, group, ranks), config, watcher)
     if not any(name == results_file.FILE_NAME for name in names_in(files[0])):
         assert failure is not None
         raise failure
-    if failure is not None:
-        watcher.note(str(failure))
-    folder = RunFolder(out, label=config.train.model).path
     for number in range(ranks):
         if files[number]:
             with tarfile.open(fileobj=io.BytesIO(files[number])) as archive:
                 archive.extractall(folder, filter="data")
+    if failure is not None:
+        watcher.note(f"what had finished is in {folder}")
+        raise failure
     return folder, results_file.load(folder)
 
 
