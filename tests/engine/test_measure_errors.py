@@ -149,7 +149,7 @@ def watched(rank: int, world: int, spec: str, outlier: float = 1.0) -> dict[str,
     total, received, watch, found = torch.zeros(64, 96), torch.zeros(64, 96), None, None
     for step in range(STEPS + 5):
         if step == 2:
-            watch = ErrorWatch(sync, sync.units, rate=0.5 + rank)
+            watch = ErrorWatch(sync, sync.units, jump=0.5 + rank)
         grads = [torch.randn(64, 96, generator=torch.Generator().manual_seed(100 * step + r)) for r in range(world)]
         for grad in grads:
             grad[:, 0] *= outlier
@@ -165,10 +165,10 @@ def watched(rank: int, world: int, spec: str, outlier: float = 1.0) -> dict[str,
     residual = sync.state_dict().get("weight.error")
     sync.close()
     assert found is not None
-    readings, rate = found
+    readings, jump = found
     return {
         "read": readings["weight"],
-        "rate": rate,
+        "jump": jump,
         "true": float((total - received).square().sum() / total.square().sum()),
         "residual": residual is not None,
     }
@@ -178,7 +178,7 @@ def watched(rank: int, world: int, spec: str, outlier: float = 1.0) -> dict[str,
 def test_a_watched_unit_reads_the_error_of_the_averaged_gradient(spec: str) -> None:
     first, second = run_ranks(watched, 2, spec)
     assert first["read"] == second["read"], "the same on all ranks"
-    assert first["rate"] == second["rate"] == pytest.approx(1.0)
+    assert first["jump"] == second["jump"] == pytest.approx(1.0)
     if not first["residual"]:
         assert first["read"].error == pytest.approx(first["true"], rel=0.3)
     else:

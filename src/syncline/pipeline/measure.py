@@ -1,4 +1,4 @@
-"""What predictions of a pipeline need: seconds and bytes of the sublayers, the network, and bytes of a codec."""
+"""Measured inputs for predictions of a pipeline: seconds and bytes of sublayers, the network, and the bytes of a codec."""
 
 from collections.abc import Sequence
 from dataclasses import replace
