@@ -1,4 +1,4 @@
-"""Measured inputs for predictions of a pipeline: seconds and bytes of sublayers, the network, and the bytes of a codec."""
+"""Inputs of a pipeline's predictions: seconds and bytes of sublayers, the network, and the bytes of a codec."""
 
 from collections.abc import Sequence
 from dataclasses import replace
