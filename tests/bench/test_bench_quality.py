@@ -174,6 +174,14 @@ def test_the_page_has_a_chart_for_each_codec_and_phase():
     assert table.page(strict(result | {"rows": [training_row(job, 0.5, float("nan")) for job in trainings]}))
 
 
+def test_a_speed_is_that_of_one_machine():
+    dense, mine = (training_row(replace(TINY, codec=codec), 0.5, seconds=[2.0] * 99) for codec in (DENSE, "int8"))
+    (_, summary) = summarize([dense | {"environment": {"torch": "a"}}, mine | {"environment": {"torch": "a"}}])
+    assert summary["speedup"] == 1.0
+    (_, summary) = summarize([dense | {"environment": {"torch": "a"}}, mine | {"environment": {"torch": "b"}}])
+    assert summary["speedup"] is None
+
+
 def test_the_docs_have_the_table_of_the_committed_results():
     root = Path(__file__).parents[2]
     result = json.loads((root / "benchmarks" / "results" / "quality.json").read_text())

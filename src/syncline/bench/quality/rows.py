@@ -34,7 +34,9 @@ def _figures(codec: str, pairs: Sequence[tuple[Row, Row]]) -> Row:
     points = [(dense["accuracy"] - row["accuracy"]) * 100 for row, dense in pairs] if scored else None
     percent = [(compared_loss(row) / compared_loss(dense) - 1) * 100 for row, dense in pairs]
     sent = [(dense["bytes_per_step"], row["bytes_per_step"]) for row, dense in pairs if row["bytes_per_step"]]
-    times = [dense["seconds"][-1] / row["seconds"][-1] for row, dense in pairs if row["seconds"]]
+    # Rows that were added on another machine, or with another torch, have other seconds.
+    alike = [pair for pair in pairs if pair[0].get("environment") == pair[1].get("environment")]
+    times = [dense["seconds"][-1] / row["seconds"][-1] for row, dense in alike if row["seconds"]]
     made: Row = {
         "seeds": [row["seed"] for row in rows],
         "accuracy": mean([row["accuracy"] for row in rows]) if scored else None,

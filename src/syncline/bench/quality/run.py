@@ -41,7 +41,7 @@ def measure(jobs: Sequence[Job], file: Path, *, progress: Progress = print) -> d
         made = (on_ranks if job.network else lockstep).train(job, step_done)
         accuracy = "" if made["accuracy"] is None else f"accuracy {made['accuracy']:.1%}, "
         progress(f"{place}: {accuracy}loss {compared_loss(made):.4f}")
-        rows.append(made)
+        rows.append(made | {"environment": environment(torch.device(job.device))})
         result = _result(rows)
         write_json(strict(result), file)
     return result
