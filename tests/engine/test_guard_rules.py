@@ -48,6 +48,16 @@ def test_a_total_beyond_the_budget_takes_back_the_units_that_lose_most() -> None
     assert rules.total <= LIMIT
 
 
+def test_a_unit_that_stepped_back_counts_as_far_as_it_is_read() -> None:
+    rules = guarded(a=0.5, b=0.5)
+    assert list(rules.read({"a": Reading(1.0)})) == ["a"]
+    assert rules.total == pytest.approx(0.5 * LIMIT / 10), "its better codec has not been read yet"
+    back = rules.read({"a": Reading(2.5 * LIMIT)})
+    assert "the error of all gradients" in back["a"], "inside its own limit, beyond that of all: still better, please"
+    assert rules.total <= LIMIT
+    assert rules.forward == ["b"]
+
+
 def test_critical_phases_take_units_back() -> None:
     rules = guarded(a=0.5, b=0.5)
     calm = {"a": Reading(0.0, energy=1.0), "b": Reading(0.0, energy=1.0)}

@@ -416,7 +416,7 @@ class Sync:
             self.wait()
             self._backward.frozen_parameters_changed()
             self._reducer.release()
-        elif no_pass and not self._reducer.active:
+        elif no_pass and self._backward.exchanges and not self._reducer.active:
             # Nobody has seen a pass in which only parameters trained that were frozen until now.
             unseen = [slot.parameter for slot in self.slots if not slot.hooks and slot.parameter.requires_grad]
             if unseen and any(parameter.grad is not None for parameter in unseen):
@@ -544,7 +544,8 @@ class Sync:
         if self.plan.executor == "reducer" and not self._reducer.active and not self._profiled:
             self.wait()
             if self._running.owes_residuals:
-                self._running.forget_sent_residuals()
+                with self.communicating("residuals that were sent"):
+                    self._running.forget_sent_residuals()
             self._use_planned_executor()  # residuals of the plan before may have been sent now
         self.tell_peers(f"step {self.step}: forward")
         assert self._compiled is not None

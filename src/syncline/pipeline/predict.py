@@ -93,7 +93,11 @@ def exchange_seconds(
         for position in range(layout.shape.stages)
     ]
     size = max(sizes)
-    return network.launch + network.seconds(wire.exchange, size * wire.share, layout.shape.replicas, plain=size)
+    try:
+        seconds = network.seconds(wire.exchange, size * wire.share, layout.shape.replicas, plain=size)
+    except UsageError:  # no formula, or not for so few replicas
+        seconds = network.seconds(DENSE.exchange, size * wire.share, layout.shape.replicas)
+    return network.launch + seconds
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,12 @@ class Errors:
         codecs = {spec: {**self.codecs.get(spec, {}), **rows} for spec, rows in other.codecs.items()}
         return Errors({**self.energy, **other.energy}, {**self.codecs, **codecs})
 
+    def without(self, spec: str, names: Iterable[str]) -> "Errors":
+        """These errors without those of a codec on some parameters."""
+        gone = set(names)
+        rows = {name: row for name, row in self.codecs.get(spec, {}).items() if name not in gone}
+        return replace(self, codecs={**self.codecs, spec: rows})
+
     def scaled(self, factor: float) -> "Errors":
         """All errors multiplied by a factor."""
         return Errors(

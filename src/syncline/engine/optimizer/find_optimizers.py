@@ -51,4 +51,4 @@ class OptimizerFinder:
         if id(optimizer) in self._stepping:
             self._stepping.remove(id(optimizer))
             if self._stepper.stepping is not optimizer:  # it is if the step in which it was found has raised an error
-                self._stepper.stepped_whole(optimizer)
+                self._stepper.stepped_whole(optimizer, broken=getattr(optimizer, "found_inf", None))

@@ -5,6 +5,7 @@ codec that loses next to nothing. Those are measured again later on their averag
 the budget then.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,10 +170,10 @@ class CodecGuard:
         units = [unit for unit in engine.units if unit.row.name in chosen]
         if units:
             self._watch = ErrorWatch(engine, units, jump=self._jump)
-            self._jump = 1.0
+        self._jump = 1.0
 
     def _judge(self, readings: Mapping[str, Reading], jump: float) -> Plan | None:
-        guarded = self._guarded
+        guarded, before = self._guarded, dict(self.rules.units)
         assert guarded is not None
         assert self.errors is not None
         back = self.rules.read(readings, jump=jump)
@@ -180,8 +181,16 @@ class CodecGuard:
         if not back:
             return None
         units = [unit for unit in guarded.plan.units if unit.name in back]
-        known = {unit.name: self.errors.of(unit) for unit in units}
-        growth = {name: readings[name].error / error for name, error in known.items() if name in readings and error}
+        # Also of units that were not read now, which may have been worse than planned the last time.
+        seen = {unit.name: readings.get(unit.name, before[unit.name]) for unit in units}
+        errors = self.errors
+        growth = {
+            unit.name: max(
+                _times(seen[unit.name].error, errors.of(unit)),
+                _times(seen[unit.name].lost_values, errors.lost_values(unit)),
+            )
+            for unit in units
+        }
         better = self._with_better(units, growth=growth)
         # The planner must not choose these codecs again from what it measured before.
         for unit in units:
@@ -206,11 +215,14 @@ class CodecGuard:
 
         def ways(unit: Unit) -> list[Unit]:
             made = [best_as(unit, by_name, guarded.costs, name) for name in ALWAYS]
-            if growth is None:
+            grown = math.inf if growth is None else growth[unit.name]
+            if math.isinf(grown):
                 return made
             lossy = [best_as(unit, by_name, guarded.costs, name) for name in self._automatic.codecs]
-            worse = errors.scaled(HYSTERESIS * max(1.0, growth.get(unit.name, 1.0)))
-            return made + [way for way in lossy if lossless.allows_unit(way, worse)]
+            worse = errors.scaled(HYSTERESIS * max(1.0, grown))
+            better = [way for way in lossy if lossless.allows_unit(way, worse)]
+            # Its own codec stays if it loses next to nothing, as was measured (a critical phase).
+            return made + [way for way in better if grown <= 1 or way.codec != unit.codec]
 
         found = {unit.name: min(ways(unit), key=lambda way: alone(way, by_name, guarded.costs)) for unit in units}
         return with_units(guarded.plan, found)
@@ -224,6 +236,10 @@ class CodecGuard:
         self._history = None
         with self._engine.communicating("the errors of codecs"):
             found = history.measure(self._engine, self._automatic.codecs)
+        # A codec loses little of what it has sent itself: that is no measurement.
+        for unit in guarded.plan.units:
+            if unit.name in due and unit.codec not in ROUNDING:
+                found = found.without(built(unit.codec).text, unit.parameters)
         self.errors = self.errors.updated(found)
         careful = ByError(self.errors.updated(found.scaled(HYSTERESIS)), self._automatic.budget)
         names = [built(name).text for name in (*ALWAYS, *self._automatic.codecs)]
@@ -251,6 +267,13 @@ class CodecGuard:
         plan = replace(plan, about={**plan.about, "error": error})
         self._guarded = replace(guarded, plan=plan)
         return plan
+
+
+def _times(value: float, known: float) -> float:
+    """How many times its known value something is; infinite if it was nothing, or is not known."""
+    if not value:
+        return 0.0
+    return value / known if known and math.isfinite(known) else math.inf
 
 
 def _weights(units: Sequence[Unit], errors: Errors) -> dict[str, float]:

@@ -40,7 +40,9 @@ class GuardedUnit:
     weight: float
     """Its share of the energy of all gradients."""
     error: float
-    """The last known error: planned, or read."""
+    """The last known error: planned, or read; 0 after a step back, until it is read again."""
+    lost_values: float = 0.0
+    """The last share of lost values that was read."""
     over: int = 0
     """Readings in a row beyond the limit."""
     energy: float | None = None
@@ -70,7 +72,10 @@ class GuardRules:
         `verified=False`: the errors are those of an earlier run, so all units step back until they are measured.
         `later`: units whose errors could not be measured yet, so they have stepped back already.
         """
-        self.units = {name: GuardedUnit(weight, error, back=not verified) for name, (weight, error) in units.items()}
+        self.units = {
+            name: GuardedUnit(weight, error if verified else 0.0, back=not verified)
+            for name, (weight, error) in units.items()
+        }
         for name in later:
             self.units[name] = GuardedUnit(0.0, 0.0)
             self._step_back(name)
@@ -84,7 +89,7 @@ class GuardRules:
     @property
     def total(self) -> float:
         """The error of all gradients together, as far as it is known."""
-        return sum(unit.weight * unit.error for unit in self.units.values() if not unit.back)
+        return sum(unit.weight * unit.error for unit in self.units.values())
 
     def suspects(self) -> list[str]:
         """Units to read next: those whose last reading was beyond a limit."""
@@ -100,17 +105,15 @@ class GuardRules:
             unit = self.units.get(name)
             if unit is None or not _finite(reading):
                 continue
-            if unit.back:  # to a codec that loses something still
-                if self._beyond(reading):
-                    back[name] = self._why_back(unit, reading)
-                continue
+            # One that has stepped back is read if its codec loses something still.
             if why := self._why_back(unit, reading):
                 back[name] = why
             self.units[name] = replace(
                 unit,
                 error=reading.error,
-                over=unit.over + 1 if self._beyond(reading) else 0,
-                energy=reading.energy,
+                lost_values=reading.lost_values,
+                over=unit.over + 1 if self._beyond(reading) and not unit.back else 0,
+                energy=None if unit.back else reading.energy,
             )
         back |= {name: why for name, why in self._over_total().items() if name not in back}
         if math.isfinite(jump) and jump >= RATE_CHANGE:
@@ -143,7 +146,7 @@ class GuardRules:
             return {}
         why = f"the error of all gradients is {total:.2g}, and the budget {limit:.2g}"
         found: dict[str, str] = {}
-        for name in sorted(self.forward, key=lambda n: -self.units[n].weight * self.units[n].error):
+        for name in sorted(self.units, key=lambda n: -self.units[n].weight * self.units[n].error):
             if total <= limit:
                 break
             found[name] = why
@@ -153,7 +156,7 @@ class GuardRules:
     def _step_back(self, name: str) -> None:
         wait = self._patience.get(name, PATIENCE)
         self._patience[name] = 2 * wait
-        self.units[name] = replace(self.units[name], back=True, wait=wait, over=0, energy=None)
+        self.units[name] = replace(self.units[name], back=True, wait=wait, over=0, energy=None, error=0.0)
 
     def due(self) -> list[str]:
         """A check: returns the units that have stepped back and are to be measured now."""

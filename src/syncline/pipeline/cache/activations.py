@@ -1,5 +1,6 @@
 """`ActivationCache`: the activations behind the frozen layers of a model, read instead of computed where that pays."""
 
+import math
 import random
 import secrets
 import socket
@@ -136,13 +137,13 @@ class ActivationCache:
         result = assemble(pieces, len(samples))
         if len(found.current) and self._random.random() < self._check:
             result = self._checked(samples, inputs, view, result, found.current)
-        self._decide()
+        self._decide(stores=len(missing) > 0)
         return result
 
     @property
     def read_s(self) -> float | None:
-        """Seconds to read a sample, 0 while that is not known; None if the cache is off."""
-        if self.why_off:
+        """Seconds to read a sample, 0 while that is not known; None if the cache is off for good."""
+        if self._store is None:
             return None
         return median(list(self._payoff.read)) if self._payoff.read else 0.0
 
@@ -289,10 +290,11 @@ class ActivationCache:
                 used[tier] for tier in ("device", "ram", "disk")
             )
 
-    def _decide(self) -> None:
+    def _decide(self, *, stores: bool) -> None:
+        """Switch off where it does not pay. Where everything is stored, what that has cost does not count any more."""
         if not self._must_pay or self.why_off or not self._payoff.known():
             return
-        if why := self._payoff.why_not(epochs_left=self.epochs):
+        if why := self._payoff.why_not(epochs_left=self.epochs if stores else math.inf):
             self._switch_off(why, failed=False)
 
     def _switch_off(self, why: str, *, failed: bool) -> None:

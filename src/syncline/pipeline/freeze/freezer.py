@@ -150,6 +150,7 @@ class Freezer:
         if not self.blocks.model.training:
             return
         if self._tokens_found:
+            self._wait()
             self._tokens_found, self._frozen_modules = False, set_frozen(self.blocks, self.state.frozen)
         if torch.is_grad_enabled():
             if self._probe is not None:
