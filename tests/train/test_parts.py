@@ -14,7 +14,8 @@ from syncline.trace.merge.merge_ranks import Part, merge
 from syncline.train.checkpoint.history import History
 from syncline.train.config import Config, load_recipe, parse_settings, recipes
 from syncline.train.data.sampler import Sampler
-from syncline.train.rank.network_counters import NetworkBytes, read_counters
+from syncline.train.rank import network_counters
+from syncline.train.rank.network_counters import NetworkBytes, StepTraffic, read_counters
 from syncline.train.rank.record import RankRecord
 from syncline.train.session.assemble import assemble
 from syncline.train.session.machine import busy_share
@@ -96,6 +97,24 @@ def test_counters_leave_loopback_out(tmp_path):
     file.write_text(head + "    lo: 999 0 0 0 0 0 0 0 999 0 0 0 0 0 0 0\n sync0:  10 1 0 0 0 0 0 0  25 1 0 0 0 0 0 0\n")
     assert read_counters(file) == NetworkBytes(sent=25, received=10)
     assert NetworkBytes(35, 14).per_step_since(NetworkBytes(25, 10), steps=2) == NetworkBytes(5, 2)
+
+
+def test_the_bytes_of_steps_leave_out_what_comes_between_them(monkeypatch):
+    readings = iter([NetworkBytes(100, 10), NetworkBytes(300, 20), NetworkBytes(900, 50), NetworkBytes(1000, 60)])
+    monkeypatch.setattr(network_counters, "read_counters", lambda: next(readings))
+    traffic = StepTraffic()
+    traffic.resume()
+    traffic.step()
+    assert traffic.mean() is None, "nothing counts before `begin`"
+    traffic.begin()
+    traffic.step()
+    traffic.pause()
+    traffic.pause()
+    traffic.step()  # of an evaluation, say
+    traffic.resume()
+    traffic.step()
+    traffic.pause()
+    assert traffic.mean() == NetworkBytes(150, 10), "200 and 100 bytes; the 600 in between are no training"
 
 
 def test_busy_share_is_a_share():
